@@ -1,0 +1,183 @@
+"""The values that travel from the data to the model: packed tokens, and what is asked of them.
+
+Packed is the only form inside: sequences lie end to end on one token axis, and ``starts_N1``
+says where each begins. Padding exists at the edges alone (`to_padded`, `from_padded`).
+
+Shape legend (used by the whole package): T packed tokens, N sequences, N1 = N + 1, M masked
+positions, C classes, D width, H heads, K head width, F inner width, V vocabulary; B sequences
+and S slots only in padded code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """Sequences end to end, each with its own special tokens, positions and attention."""
+
+    input_ids_T: Tensor
+    """Token ids, int64."""
+
+    position_ids_T: Tensor
+    """Position of each token in its own sequence, from 0, int64."""
+
+    segment_ids_T: Tensor
+    """BERT's token types: 0 for the first text, 1 for the second of a pair, int64."""
+
+    starts_N1: Tensor
+    """Where each sequence starts, then T: strictly increasing, int32."""
+
+    longest: int
+    """Tokens in the longest sequence."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens, special ones counted; there are no others."""
+        return len(self.input_ids_T)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the pack."""
+        return len(self.starts_N1) - 1
+
+    def to(self, device: torch.device) -> Self:
+        """The same pack on another device."""
+        return replace(
+            self,
+            input_ids_T=self.input_ids_T.to(device, non_blocking=True),
+            position_ids_T=self.position_ids_T.to(device, non_blocking=True),
+            segment_ids_T=self.segment_ids_T.to(device, non_blocking=True),
+            starts_N1=self.starts_N1.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedBatch:
+    """A pack with some tokens hidden, and what they were."""
+
+    inputs: PackedBatch
+
+    positions_M: Tensor
+    """Where to predict, ascending, int64. Sparse: no grid of -100."""
+
+    targets_M: Tensor
+    """The token ids that stood there, int64."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens."""
+        return self.inputs.num_tokens
+
+    @property
+    def num_targets(self) -> int:
+        """Terms of the loss."""
+        return len(self.targets_M)
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            positions_M=self.positions_M.to(device, non_blocking=True),
+            targets_M=self.targets_M.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledBatch:
+    """A pack whose sequences each have a class."""
+
+    inputs: PackedBatch
+
+    labels_N: Tensor
+    """Class ids, int64, in the order of the pack's sequences."""
+
+    rows_N: Tensor
+    """Which row of the table each sequence came from, int64: predictions go back by it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens."""
+        return self.inputs.num_tokens
+
+    @property
+    def num_targets(self) -> int:
+        """Terms of the loss."""
+        return len(self.labels_N)
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            labels_N=self.labels_N.to(device, non_blocking=True),
+            rows_N=self.rows_N.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSum:
+    """A loss on its way to being divided: once, after the sum over micro-batches and ranks."""
+
+    nats: Tensor
+    """Sum of the loss over the targets, fp32, a scalar with a gradient."""
+
+    num_targets: int
+    """How many terms it sums."""
+
+
+def pack(sequences: Sequence[Tensor], *, segments: Sequence[Tensor] | None = None) -> PackedBatch:
+    """Lay sequences end to end, in the order given.
+
+    Args:
+        sequences: Token ids of each sequence, special tokens included, none empty.
+        segments: Token types of each sequence; None means 0 throughout.
+    """
+    lengths = torch.tensor([len(s) for s in sequences])
+    assert len(sequences) > 0 and int(lengths.min()) > 0, "a pack holds no empty sequence"
+    starts_N1 = torch.zeros(len(sequences) + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, out=starts_N1[1:])
+    input_ids_T = torch.cat(list(sequences)).to(torch.int64)
+    if segments is None:
+        segment_ids_T = torch.zeros_like(input_ids_T)
+    else:
+        segment_ids_T = torch.cat(list(segments)).to(torch.int64)
+    return PackedBatch(
+        input_ids_T=input_ids_T,
+        position_ids_T=positions_of(starts_N1),
+        segment_ids_T=segment_ids_T,
+        starts_N1=starts_N1,
+        longest=int(lengths.max()),
+    )
+
+
+def positions_of(starts_N1: Tensor) -> Tensor:
+    """Positions from 0 within each sequence, int64, shape T."""
+    starts = starts_N1.to(torch.int64)
+    lengths_N = starts.diff()
+    return torch.arange(int(starts[-1]), device=starts.device) - torch.repeat_interleave(
+        starts[:-1], lengths_N
+    )
+
+
+def unpack(values_T: Tensor, starts_N1: Tensor) -> list[Tensor]:
+    """Views of the first axis, one a sequence: the inverse of `pack`."""
+    return list(values_T.split(starts_N1.diff().tolist()))
+
+
+def to_padded(values_T: Tensor, starts_N1: Tensor, *, fill: float = 0) -> Tensor:
+    """Values as (B, S, ...), padded at the right with `fill`; for the edges only."""
+    return torch.nn.utils.rnn.pad_sequence(
+        unpack(values_T, starts_N1), batch_first=True, padding_value=fill
+    )
+
+
+def from_padded(input_ids_BS: Tensor, attention_mask_BS: Tensor) -> PackedBatch:
+    """A pack of the real tokens of a padded grid, whichever side the padding is on."""
+    keep_BS = attention_mask_BS.bool()
+    return pack([row[keep] for row, keep in zip(input_ids_BS, keep_BS, strict=True)])

@@ -1,0 +1,92 @@
+"""The shape of an encoder. Imports neither torch nor numpy, so that help and checks are instant."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["gelu", "gelu_new", "relu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderConfig:
+    """A BERT encoder as published (Devlin et al. 2019), in Hugging Face's words."""
+
+    vocab_size: int = 30522
+    """Rows of the token embedding."""
+
+    hidden_size: int = 768
+    """Width of the residual stream."""
+
+    num_hidden_layers: int = 12
+    """Transformer blocks."""
+
+    num_attention_heads: int = 12
+    """Attention heads; must divide hidden_size."""
+
+    intermediate_size: int = 3072
+    """Width inside the feed-forward half of a block."""
+
+    max_position_embeddings: int = 512
+    """Learned positions: the longest sequence the model can read, special tokens included."""
+
+    type_vocab_size: int = 2
+    """Token types (segments)."""
+
+    hidden_act: Activation = "gelu"
+    """Activation inside the feed-forward half; gelu is the exact one (erf)."""
+
+    hidden_dropout_prob: float = 0.1
+    """Dropout on embeddings and on what each half of a block adds to the residual stream."""
+
+    attention_probs_dropout_prob: float = 0.1
+    """Dropout on attention probabilities."""
+
+    layer_norm_eps: float = 1e-12
+    """Added to the variance in LayerNorm."""
+
+    initializer_range: float = 0.02
+    """Standard deviation of new weights."""
+
+    pad_token_id: int = 0
+    """Id of the padding token: its embedding row starts at zero, as in Hugging Face's BERT."""
+
+    def __post_init__(self) -> None:
+        """Reject shapes no model can have."""
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
+                f"{self.num_attention_heads}; choose heads that divide the width"
+            )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+
+
+def _preset(layers: int, width: int, heads: int) -> EncoderConfig:
+    return EncoderConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+
+
+PRESETS: dict[str, EncoderConfig] = {
+    "bert-tiny": _preset(2, 128, 2),
+    "bert-mini": _preset(4, 256, 4),
+    "bert-small": _preset(4, 512, 8),
+    "bert-medium": _preset(8, 512, 8),
+    "bert-base": _preset(12, 768, 12),
+    "bert-large": _preset(24, 1024, 16),
+}
+"""Google's published sizes (google-research/bert, README); the vocabulary is the tokenizer's."""

@@ -1,0 +1,113 @@
+"""What stands on the encoder: each head turns hidden states into logits and owns its loss.
+
+A loss is a `LossSum`, never a mean: the step divides once, by the targets of every micro-batch
+and rank, which is what keeps gradients right under accumulation (docs/decisions).
+
+Shape legend: T packed tokens, N sequences, M masked positions, D width, V vocabulary, C classes.
+"""
+
+import hashlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.dropout import dropout
+from bertsmith.model.encoder import Encoder, activate
+
+HEAD_SITE = 1_000_003
+"""Dropout site of a head: beyond any block's."""
+
+
+class MaskedLM(nn.Module):
+    """An encoder that names hidden tokens; logits exist for masked positions only.
+
+    The decoder's weight is the token embedding itself (tied), plus a bias of its own.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Allocate; `initialize` or a checkpoint gives values."""
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def logits_MV(
+        self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
+    ) -> Tensor:
+        """Scores over the vocabulary at the given positions."""
+        hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
+        hidden_MD = self.transform(hidden_TD[positions_M])
+        hidden_MD = self.norm(activate(hidden_MD, self.encoder.config.hidden_act))
+        return F.linear(hidden_MD, self.encoder.embeddings.token.weight, self.bias)
+
+    def loss(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
+        """Cross-entropy at the masked positions, summed; 0 with zero gradients if there are none."""
+        logits_MV = self.logits_MV(batch.inputs, batch.positions_M, dropout_seed=dropout_seed)
+        nats = F.cross_entropy(logits_MV.float(), batch.targets_M, reduction="sum")
+        return LossSum(nats=nats, num_targets=batch.num_targets)
+
+
+class SequenceClassifier(nn.Module):
+    """BERT's classifier: first token -> pooler (tanh) -> dropout -> one score a class."""
+
+    def __init__(self, config: EncoderConfig, *, num_labels: int) -> None:
+        """Allocate; `initialize` or a checkpoint gives values."""
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, num_labels)
+
+    def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
+        """Scores for each sequence and class."""
+        hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
+        pooled_ND = torch.tanh(self.pooler(hidden_TD[batch.starts_N1[:-1].long()]))
+        pooled_ND = dropout(
+            pooled_ND,
+            drop_prob=self.encoder.config.hidden_dropout_prob,
+            seed=dropout_seed,
+            site=HEAD_SITE,
+        )
+        return self.classifier(pooled_ND)
+
+    def loss(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
+        """Cross-entropy over the sequences, summed."""
+        logits_NC = self.logits_NC(batch.inputs, dropout_seed=dropout_seed)
+        nats = F.cross_entropy(logits_NC.float(), batch.labels_N, reduction="sum")
+        return LossSum(nats=nats, num_targets=batch.num_targets)
+
+
+def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:
+    """Give every parameter its published start, each from a generator keyed by its name.
+
+    Weights are normal with `initializer_range`, biases and the padding row zero, LayerNorm
+    one and zero (google-research/bert, modeling.py). Keyed by name, so that adding or loading
+    a part never moves the others.
+    """
+    for name, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            with torch.no_grad():
+                if isinstance(module, nn.LayerNorm):
+                    parameter.fill_(1.0 if key == "weight" else 0.0)
+                elif parameter.ndim < 2:
+                    parameter.zero_()
+                else:
+                    generator = torch.Generator().manual_seed(_seed_of(f"{name}.{key}", seed))
+                    parameter.copy_(
+                        torch.empty(parameter.shape).normal_(
+                            0.0, config.initializer_range, generator=generator
+                        )
+                    )
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            with torch.no_grad():
+                module.embeddings.token.weight[config.pad_token_id].zero_()
+
+
+def _seed_of(name: str, seed: int) -> int:
+    """A stable 63-bit seed for a named tensor."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,221 @@
+"""The whole configuration of each verb: what the command line and the YAML file can say.
+
+Composed of the parts' own configs; this file only joins them. Imports neither torch nor numpy.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainConfig:
+    """Train an encoder on prepared text by masked-language modelling."""
+
+    data: str
+    """Folder that `bertsmith prepare` wrote."""
+
+    model: str
+    """A preset (bert-tiny, mini, small, medium, base, large), a config.json, a checkpoint folder
+    or a Hugging Face hub name."""
+
+    output: str
+    """Run folder to write."""
+
+    steps: int | None = None
+    """Budget in optimizer steps. Give one of steps, tokens, epochs, minutes."""
+
+    tokens: int | None = None
+    """Budget in real tokens."""
+
+    epochs: float | None = None
+    """Budget in passes over the data."""
+
+    minutes: float | None = None
+    """Budget in minutes of training; the schedule fits the time that is left."""
+
+    tokens_per_step: int = 8192
+    """Real tokens behind one optimizer step: whole packs, as many as fit."""
+
+    hidden_dropout_prob: float | None = None
+    """Overrides the model's dropout on the residual stream."""
+
+    attention_probs_dropout_prob: float | None = None
+    """Overrides the model's dropout on attention."""
+
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware computes it fast, else fp32."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+    seed: int = 0
+    """Everything random follows from it: order, packs, masks, dropout, new weights."""
+
+    log_every_steps: int = 10
+    """Steps between lines of metrics.jsonl."""
+
+    resume: bool = False
+    """Go on from the newest checkpoint in `output`; start anew where there is none."""
+
+    overwrite: bool = False
+    """Replace what another run left in `output`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetuneConfig:
+    """Train a classifier of texts, or of pairs of texts, from a checkpoint and a table."""
+
+    model: str
+    """Checkpoint folder (bertsmith's or Hugging Face's) or a hub name."""
+
+    data: str
+    """Labelled table: CSV, TSV, JSONL or Parquet, also gzip or zstd."""
+
+    output: str
+    """Run folder to write."""
+
+    eval_data: str | None = None
+    """Labelled table to judge by (--eval); None: a stratified part of `data` is held out."""
+
+    holdout_share: float = 0.1
+    """Share of `data` held out when no eval table is given."""
+
+    epochs: float = 3.0
+    """Passes over the data."""
+
+    steps: int | None = None
+    """Budget in optimizer steps; overrides epochs."""
+
+    examples_per_step: int = 32
+    """Examples behind one optimizer step."""
+
+    max_sequence_tokens: int | None = None
+    """Longest example, special tokens included; longer ones are cut, counted and reported.
+    None: the model's limit."""
+
+    monitor: str = "accuracy"
+    """Metric that picks the best checkpoint and stops early: accuracy, macro_f1, weighted_f1,
+    matthews_correlation or loss."""
+
+    patience: int | None = 3
+    """Evaluations without a better `monitor` before training stops; None: never."""
+
+    table: TableConfig = field(default_factory=TableConfig)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
+        )
+    )
+    hidden_dropout_prob: float | None = None
+    """Overrides the model's dropout on the residual stream."""
+
+    attention_probs_dropout_prob: float | None = None
+    """Overrides the model's dropout on attention."""
+
+    eval_every_steps: int | None = None
+    """Steps between evaluations; None: twice an epoch, and at the end."""
+
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware computes it fast, else fp32."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+    seed: int = 0
+    """Everything random follows from it: order, packs, dropout, the new head."""
+
+    log_every_steps: int = 10
+    """Steps between lines of metrics.jsonl."""
+
+    resume: bool = False
+    """Go on from the newest checkpoint in `output`; start anew where there is none."""
+
+    overwrite: bool = False
+    """Replace what another run left in `output`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """Score a fine-tuned classifier on a labelled table."""
+
+    model: str
+    """Folder of a fine-tuned model."""
+
+    data: str
+    """Labelled table."""
+
+    table: TableConfig = field(default_factory=TableConfig)
+
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+    max_sequence_tokens: int | None = None
+    """Longest example; None: as in fine-tuning."""
+
+    tokens_per_pack: int = 8192
+    """Most tokens in one forward pass."""
+
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware computes it fast, else fp32."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictConfig:
+    """Label the texts of a file or of standard input, in their order."""
+
+    model: str
+    """Folder of a fine-tuned model."""
+
+    data: str = "-"
+    """Table, or plain text with one text a line (.txt); - reads lines from standard input."""
+
+    output: str = "-"
+    """CSV or JSONL file to write, by its ending; - writes CSV to standard output."""
+
+    table: TableConfig = field(default_factory=TableConfig)
+
+    max_sequence_tokens: int | None = None
+    """Longest example; None: as in fine-tuning."""
+
+    tokens_per_pack: int = 8192
+    """Most tokens in one forward pass."""
+
+    overwrite: bool = False
+    """Replace an output file that exists."""
+
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware computes it fast, else fp32."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoConfig:
+    """Run the whole path on the docstrings of the installed Python packages; no download."""
+
+    output: str = "demo"
+    """Folder to write."""
+
+    minutes: float = 8.0
+    """Time for the whole demo, about."""
+
+    seeds: int = 3
+    """Fine-tuning runs on each side of the comparison."""
+
+    overwrite: bool = False
+    """Replace what another demo left in `output`."""
