@@ -85,8 +85,8 @@ class FinetuneConfig:
     output: str
     """Run folder to write."""
 
-    eval_data: str | None = None
-    """Labelled table to judge by (--eval); None: a stratified part of `data` is held out."""
+    eval: str | None = None
+    """Labelled table to judge by None: a stratified part of `data` is held out."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
