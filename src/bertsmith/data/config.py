@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PackingConfig:
     """How sequences share a pack, the unit of one forward and backward pass."""
 
@@ -28,7 +28,7 @@ class PackingConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
     """What masked-language modelling hides (Devlin et al. 2019, section 3.1)."""
 
@@ -52,7 +52,7 @@ class MaskingConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TableConfig:
     """Where the columns of a labelled table are; None means found by name."""
 

@@ -12,7 +12,7 @@ from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfi
 Device = Literal["auto", "cpu", "cuda"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
     """Train an encoder on prepared text by masked-language modelling."""
 
@@ -72,7 +72,7 @@ class PretrainConfig:
     """Replace what another run left in `output`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
     """Train a classifier of texts, or of pairs of texts, from a checkpoint and a table."""
 
@@ -86,7 +86,7 @@ class FinetuneConfig:
     """Run folder to write."""
 
     eval: str | None = None
-    """Labelled table to judge by None: a stratified part of `data` is held out."""
+    """Labelled table to judge by; None: a stratified part of `data` is held out."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -145,7 +145,7 @@ class FinetuneConfig:
     """Replace what another run left in `output`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """Score a fine-tuned classifier on a labelled table."""
 
@@ -173,7 +173,7 @@ class EvaluateConfig:
     """auto: the GPU if there is one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """Label the texts of a file or of standard input, in their order."""
 
@@ -204,7 +204,7 @@ class PredictConfig:
     """auto: the GPU if there is one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DemoConfig:
     """Run the whole path on the docstrings of the installed Python packages; no download."""
 

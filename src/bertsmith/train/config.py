@@ -6,7 +6,7 @@ from typing import Literal
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """AdamW and the learning rate's course."""
 
@@ -58,7 +58,7 @@ class OptimConfig:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be > 0, or null")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SaveConfig:
     """Checkpoints: when, and how many are kept."""
 
@@ -72,7 +72,7 @@ class SaveConfig:
     """Newest checkpoints that are kept; the best one stays besides."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """Evaluation during training."""
 
