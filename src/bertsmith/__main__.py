@@ -1,0 +1,14 @@
+"""`python -m bertsmith`, and the `bertsmith` command."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    from bertsmith.cli import run  # noqa: PLC0415 - keeps this module free of side effects
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
