@@ -42,8 +42,8 @@ samples = [
 ]
 if args.mode == "blocks":
     flat = np.concatenate([np.array(s) for s in samples])
-    samples = flat[: len(flat) // args.max_length * args.max_length]
-    samples = samples.reshape(-1, args.max_length).tolist()
+    flat = flat[: len(flat) // args.max_length * args.max_length]
+    samples = flat.reshape(-1, args.max_length).tolist()
 
 transformers.set_seed(args.seed)
 config = transformers.BertConfig(
