@@ -65,6 +65,9 @@ class TableConfig:
     label_column: str | None = None
     """Column with the label."""
 
+    columns: list[str] | None = None
+    """Names of the columns of a CSV or TSV file that has no header line, e.g. [label, text]."""
+
     quoting: Literal["auto", "standard", "none"] = "auto"
     """Whether a double quote opens a quoted field. auto: yes in CSV, no in TSV (GLUE's way)."""
 

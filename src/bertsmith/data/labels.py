@@ -1,0 +1,113 @@
+"""Labels: their names in a fixed order, their ids, and a held-out part that respects them."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.data.tables import Table
+from bertsmith.errors import UserError
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+FEW_ROWS = 20
+"""Tables below this are too small to tell labels from free text by their number."""
+
+
+def label_names(table: Table) -> tuple[str, ...]:
+    """The distinct labels of a table: by value if all are numbers, else by code point.
+
+    Raises:
+        UserError: Fewer than two labels, scores instead of classes, or a label of its own for
+            most rows (free text).
+    """
+    names = set(table.labels)
+    if len(names) == 1:
+        raise UserError(
+            f"{table.path}: every row has the label {table.labels[0]!r}; "
+            "a classifier needs at least two"
+        )
+    numbers = [_number(name) for name in names]
+    if all(n is not None for n in numbers):
+        index = next((i for i, n in enumerate(table.labels) if not _is_whole(n)), None)
+        if index is not None:
+            raise UserError(
+                f"{table.place(index)}: the label {table.labels[index]!r} is a score, not a class; "
+                "scores cannot be learned yet: turn them into words or whole numbers"
+            )
+        return tuple(sorted(names, key=lambda n: (float(n), n)))
+    if len(table) >= FEW_ROWS and len(names) > len(table) // 2:
+        raise UserError(
+            f"{table.path}: {len(names):,} different labels in {len(table):,} rows; is this the "
+            "label column? Say --table.label_column"
+        )
+    return tuple(sorted(names))
+
+
+def label_ids(table: Table, names: Sequence[str], *, known_from: str) -> Tensor:
+    """The id of each row's label: its place in `names`, int64.
+
+    Args:
+        table: A table to judge or to train by.
+        names: The model's labels.
+        known_from: Where the names come from, for the message.
+
+    Raises:
+        UserError: A label that is not among the names, with its place.
+    """
+    ids = {name: i for i, name in enumerate(names)}
+    unknown = [i for i, name in enumerate(table.labels) if name not in ids]
+    if unknown:
+        count = f" (and {len(unknown) - 1:,} more rows)" if len(unknown) > 1 else ""
+        shown = ", ".join(repr(n) for n in names[:10]) + (", ..." if len(names) > 10 else "")
+        raise UserError(
+            f"{table.place(unknown[0])}{count}: the label {table.labels[unknown[0]]!r} does not "
+            f"occur in {known_from}, whose {len(names)} labels are {shown}"
+        )
+    return torch.tensor([ids[name] for name in table.labels])
+
+
+def stratified_holdout(
+    labels: Sequence[str], *, share: float, seed: int
+) -> tuple[list[int], list[int]]:
+    """Split rows into (training, held out), each label in proportion, in the table's order.
+
+    Each label gives its share, rounded so that the whole is exact (largest remainder), and
+    always keeps at least one row for training. A pure function of its arguments.
+
+    Raises:
+        UserError: So few rows that none can be held out.
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows_of.setdefault(label, []).append(row)
+    names = sorted(rows_of)
+    wanted = {n: share * len(rows_of[n]) for n in names}
+    taken = {n: min(int(wanted[n]), len(rows_of[n]) - 1) for n in names}
+    total = max(1, round(share * len(labels)))
+    for name in sorted(names, key=lambda n: (taken[n] - wanted[n], n)):
+        if sum(taken.values()) >= total:
+            break
+        if taken[name] < len(rows_of[name]) - 1:
+            taken[name] += 1
+    held_out: set[int] = set()
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for name in names:
+        order = generator.permutation(len(rows_of[name]))
+        held_out.update(rows_of[name][i] for i in order[: taken[name]])
+    if not held_out:
+        raise UserError(
+            "no row can be held out to judge by: every label has a single row; "
+            "give more rows, or a table with --eval"
+        )
+    return [i for i in range(len(labels)) if i not in held_out], sorted(held_out)
+
+
+def _number(name: str) -> float | None:
+    return float(name) if NUMBER.fullmatch(name) else None
+
+
+def _is_whole(name: str) -> bool:
+    return name.lstrip("+-").isdecimal()

@@ -1,0 +1,252 @@
+"""Labelled tables: rows of one or two texts, with a label where one is wanted.
+
+Every row is either used or accounted for: a row that cannot be used stops the reading with its
+place, or is skipped and counted (`bad_rows`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from bertsmith.data.columns import Columns, find_columns
+from bertsmith.data.config import TableConfig
+from bertsmith.data.table_files import Record, open_records
+from bertsmith.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One usable row."""
+
+    row: int
+    """Data row, from 1; a header line is not counted."""
+
+    line: int | None
+    """Line of the file, from 1; None in Parquet."""
+
+    text: str
+    """The text, as it stands in the file."""
+
+    pair: str | None
+    """The second text, in a table of pairs."""
+
+    label: str | None
+    """The label's name, where labels are read."""
+
+    values: tuple[object, ...]
+    """Every value of the row, in the table's columns."""
+
+
+class TableReader:
+    """The usable rows of a table, once, in order; counts what it skips."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: TableConfig,
+        *,
+        is_labelled: bool,
+        is_pair: bool | None = None,
+        keeps_columns: bool = False,
+    ) -> None:
+        """Open a table and find its columns.
+
+        Args:
+            path: The file.
+            config: Columns, quoting, what to do with bad rows.
+            is_labelled: Whether each row needs a label.
+            is_pair: Whether each row needs a second text; None: as the table's columns say.
+            keeps_columns: Whether the values of all columns are carried on; a JSON key that first
+                comes too late to be a column is an error then.
+
+        Raises:
+            UserError: The file cannot be read, or its columns do not fit.
+        """
+        self.path = path
+        self.skipped_rows = 0
+        self.first_skipped: str | None = None
+        self._config = config
+        self._keeps_columns = keeps_columns
+        names = None if config.columns is None else tuple(config.columns)
+        self._records = open_records(path, quoting=config.quoting, columns=names)
+        try:
+            self.columns: Columns = find_columns(
+                self._records.columns,
+                path=path,
+                config=config,
+                is_labelled=is_labelled,
+                is_pair=is_pair,
+            )
+        except UserError:
+            self._records.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """The reader itself; leaving closes the file."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the file."""
+        self._records.close()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Rows that can be used.
+
+        Raises:
+            UserError: The first row that cannot, unless bad rows are skipped.
+        """
+        columns = self.columns
+        for record in self._records.rows:
+            try:
+                yield self._row(record, columns)
+            except _BadRowError as bad:
+                message = f"{place_of(self.path, record.row, record.line)}: {bad}"
+                if self._config.bad_rows == "error":
+                    raise UserError(
+                        f"{message}; correct it, or leave such rows out with --table.bad_rows skip"
+                    ) from None
+                self.skipped_rows += 1
+                self.first_skipped = self.first_skipped or message
+
+    def _row(self, record: Record, columns: Columns) -> Row:
+        if record.fault is not None:
+            raise _BadRowError(record.fault)
+        if self._keeps_columns and record.late_key is not None:
+            raise _BadRowError(f"the key {record.late_key!r} stands in none of the first rows")
+        pair = columns.pair
+        return Row(
+            row=record.row,
+            line=record.line,
+            text=_text(record.values[columns.text], columns.text_name),
+            pair=None if pair is None else _text(record.values[pair], columns.names[pair]),
+            label=None
+            if columns.label is None
+            else label_name(record.values[columns.label], columns.names[columns.label]),
+            values=record.values if self._keeps_columns else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A whole labelled table in memory, column by column."""
+
+    path: Path
+    columns: Columns
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None
+    labels: tuple[str, ...]
+    rows: tuple[int, ...]
+    """Data row of each example."""
+
+    lines: tuple[int | None, ...]
+    """Line of each example."""
+
+    skipped_rows: int
+    """Rows that could not be used."""
+
+    first_skipped: str | None
+    """What was wrong with the first of them, and where."""
+
+    def __len__(self) -> int:
+        """Examples."""
+        return len(self.texts)
+
+    def place(self, index: int) -> str:
+        """Where an example stands in the file."""
+        return place_of(self.path, self.rows[index], self.lines[index])
+
+    def select(self, indices: list[int]) -> "Table":
+        """Some of the examples."""
+        return Table(
+            path=self.path,
+            columns=self.columns,
+            texts=tuple(self.texts[i] for i in indices),
+            pairs=None if self.pairs is None else tuple(self.pairs[i] for i in indices),
+            labels=tuple(self.labels[i] for i in indices),
+            rows=tuple(self.rows[i] for i in indices),
+            lines=tuple(self.lines[i] for i in indices),
+            skipped_rows=self.skipped_rows,
+            first_skipped=self.first_skipped,
+        )
+
+
+def read_table(path: Path, config: TableConfig, *, is_pair: bool | None = None) -> Table:
+    """Read a labelled table wholly.
+
+    Raises:
+        UserError: It cannot be read, a row cannot be used, or no usable row is there.
+    """
+    with TableReader(path, config, is_labelled=True, is_pair=is_pair) as reader:
+        rows = list(reader)
+    if not rows:
+        skipped = f" ({reader.skipped_rows} were skipped)" if reader.skipped_rows else ""
+        raise UserError(f"{path}: the table has no rows to use{skipped}")
+    has_pairs = reader.columns.pair is not None
+    return Table(
+        path=path,
+        columns=reader.columns,
+        texts=tuple(r.text for r in rows),
+        pairs=tuple(r.pair or "" for r in rows) if has_pairs else None,
+        labels=tuple(r.label or "" for r in rows),
+        rows=tuple(r.row for r in rows),
+        lines=tuple(r.line for r in rows),
+        skipped_rows=reader.skipped_rows,
+        first_skipped=reader.first_skipped,
+    )
+
+
+def place_of(path: Path, row: int, line: int | None) -> str:
+    """`file:line (row n)`, the way every message names a row."""
+    return f"{path}, row {row}" if line is None else f"{path}:{line} (row {row})"
+
+
+def label_name(value: object, column: str = "label") -> str:
+    """One name for a label, however its file writes it: 1, 1.0, "1" and "1.0" are all "1".
+
+    A data frame writes integers as 1.0 once one of them is missing, so the two must meet. Blanks
+    around a label are no part of it; true and false are words.
+    """
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isnan(value):
+            raise _BadRowError(f"the label is missing (column {column!r})")
+        case float():
+            return str(int(value)) if value.is_integer() else repr(value)
+        case None:
+            raise _BadRowError(f"the label is missing (column {column!r})")
+        case str():
+            name = value.strip()
+            if not name:
+                raise _BadRowError(f"the label is empty (column {column!r})")
+            whole, dot, zeros = name.partition(".")
+            if dot and zeros and not zeros.strip("0") and whole.removeprefix("-").isdecimal():
+                return whole
+            return name
+        case list():
+            raise _BadRowError(
+                f"the label is a list (column {column!r}); only one label a text can be learned"
+            )
+        case _:
+            raise _BadRowError(
+                f"the label is a {type(value).__name__} (column {column!r}); "
+                "it must be a word or a whole number"
+            )
+
+
+class _BadRowError(Exception):
+    """A row that cannot be used, and why."""
+
+
+def _text(value: object, column: str) -> str:
+    if isinstance(value, str):
+        if not value.strip():
+            raise _BadRowError(f"the text is empty (column {column!r})")
+        return value
+    if value is None:
+        raise _BadRowError(f"the text is missing (column {column!r})")
+    raise _BadRowError(f"the text is a {type(value).__name__}, not a string (column {column!r})")
