@@ -1,0 +1,117 @@
+"""Write a model as a Hugging Face folder."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from bertsmith.errors import UserError
+from bertsmith.hf.config_json import CONFIG_NAME, Task, config_json
+from bertsmith.hf.keys import to_hf
+from bertsmith.hf.weights import SAFETENSORS, write_weights
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import MaskedLM, SequenceClassifier
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+)
+"""What a tokenizer folder may hold; only the first is needed."""
+
+Model = Encoder | MaskedLM | SequenceClassifier
+
+
+def write_model_files(
+    folder: Path,
+    model: Model,
+    *,
+    tokenizer_folder: Path | None = None,
+    labels: Sequence[str] | None = None,
+) -> None:
+    """Write config.json, model.safetensors and the tokenizer's files into an existing folder.
+
+    In place and without fsync: for a caller that owns the folder and renames it when all of it
+    is written (`save_model`, the checkpoints). The decoder's weight is the token embedding and
+    is stored once; `transformers` ties it again on loading.
+
+    Args:
+        folder: Where to write.
+        model: Its weights are stored in fp32.
+        tokenizer_folder: Folder whose `TOKENIZER_FILES` are copied along.
+        labels: Names of a classifier's classes, in the order of their ids.
+    """
+    encoder = model if isinstance(model, Encoder) else model.encoder
+    prefix = "encoder." if isinstance(model, Encoder) else ""
+    tensors = []
+    for name, parameter in model.named_parameters():
+        names = to_hf(prefix + name)
+        tensors += list(zip(names, parameter.detach().chunk(len(names)), strict=True))
+    text = config_json(encoder.config, task=_task_of(model), labels=labels)
+    if isinstance(model, SequenceClassifier):
+        assert len(labels or ()) == model.classifier.out_features, "one name for each class"
+    (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+    write_weights(folder / SAFETENSORS, tensors)
+    if tokenizer_folder is not None:
+        for name in TOKENIZER_FILES:
+            if (tokenizer_folder / name).exists():
+                shutil.copyfile(tokenizer_folder / name, folder / name)
+
+
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    *,
+    tokenizer_folder: Path | None = None,
+    labels: Sequence[str] | None = None,
+) -> None:
+    """Write a model folder that is there whole or not at all, replacing one that is there.
+
+    Written beside its place under a temporary name, flushed to disk, then renamed.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    assert isinstance(model, Model)
+    folder = folder.absolute()
+    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    stale = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh.mkdir()
+        write_model_files(fresh, model, tokenizer_folder=tokenizer_folder, labels=labels)
+        for file in fresh.iterdir():
+            _flush(file)
+        _flush(fresh)
+        if folder.exists():
+            folder.rename(stale)
+        fresh.rename(folder)
+        _flush(folder.parent)
+        shutil.rmtree(stale, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _task_of(model: Model) -> Task:
+    match model:
+        case MaskedLM():
+            return "masked_lm"
+        case SequenceClassifier():
+            return "classifier"
+        case Encoder():
+            return "encoder"
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file or folder, so that no rename comes before its content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
