@@ -190,6 +190,7 @@ def test_a_table_without_a_header_line_is_read_when_its_columns_are_named(write:
         ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', ":2 (row 2)", "not a JSON object"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', ":2", "the label is missing"),
         ("a.jsonl", '{"text": "a", "label": null}\n', ":1 (row 1)", "the label is missing"),
+        ("a.jsonl", '{"text": "a\\ud83d", "label": 1}\n', ":1 (row 1)", "surrogate"),
         ("a.jsonl", '{"text": 7, "label": 1}\n', ":1 (row 1)", "the text is a int"),
         ("a.jsonl", '{"text": "a", "label": ["p"]}\n', ":1 (row 1)", "the label is a list"),
         ("a.csv", "text,label\na,x\nb,x\n", "", "every row has the label 'x'"),

@@ -5,6 +5,7 @@ place, or is skipped and counted (`bad_rows`).
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from bertsmith.data.columns import Columns, find_columns
 from bertsmith.data.config import TableConfig
 from bertsmith.data.table_files import Record, open_records
 from bertsmith.errors import UserError
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What JSON can write and UTF-8 cannot: no tokenizer takes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,6 +250,8 @@ def _text(value: object, column: str) -> str:
     if isinstance(value, str):
         if not value.strip():
             raise _BadRowError(f"the text is empty (column {column!r})")
+        if not value.isascii() and LONE_SURROGATE.search(value):
+            raise _BadRowError(f"the text holds half a surrogate pair (column {column!r})")
         return value
     if value is None:
         raise _BadRowError(f"the text is missing (column {column!r})")
