@@ -1,34 +1,94 @@
-"""Dropout whose randomness is an argument: a pure function of (seed, site), never of global state."""
+"""Dropout whose randomness is an argument: a pure function of (seed, site), never of global state.
 
-import numpy as np
+Whether an element survives is a hash of (key, row, column): every body that computes a dropout,
+on any device and in any order, keeps the same elements, and none needs a mask in memory. The same
+hash stands in kernels/common.h. Row mixer: splitmix64 (Steele, Lea, Flood 2014).
+"""
+
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+_MASK32 = (1 << 32) - 1
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 
-def keep_mask(
-    shape: tuple[int, ...], *, drop_prob: float, seed: int, site: int, device: torch.device
-) -> Tensor:
-    """Which elements survive, as a bool tensor; the same for the same seed and site.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropout:
+    """One dropout of one pass: what is dropped, and how the rest is scaled."""
+
+    key: int
+    """64 bits that name the pass's seed and the site."""
+
+    threshold: int
+    """An element goes when its 32 bits are below: chance times 2^32. 0 drops nothing."""
+
+    scale: float
+    """1 / (1 - chance), what survivors are multiplied with."""
+
+
+NO_DROPOUT = Dropout(key=0, threshold=0, scale=1.0)
+
+
+def dropout_at(*, drop_prob: float, seed: int | None, site: int) -> Dropout:
+    """The dropout of a site: `NO_DROPOUT` for a None seed or chance 0.
 
     Args:
-        shape: Shape of the mask.
-        drop_prob: Chance that an element is dropped, 0 to 1.
-        seed: The pack's dropout seed.
-        site: Which dropout of the model this is; sites draw independent masks.
-        device: Where the mask is used. Bits are the same on each device.
+        drop_prob: Chance that an element is dropped, in [0, 1).
+        seed: The pack's dropout seed, any integer; None means inference.
+        site: Which dropout of the model this is; sites draw independent bits.
     """
-    bits = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, site))))
-    count = int(np.prod(shape))
-    words = bits.integers(0, 1 << 16, size=count, dtype=np.uint16)
-    keep = torch.from_numpy(words.astype(np.int32)) >= round(drop_prob * (1 << 16))
-    return keep.view(shape).to(device)
+    if seed is None or drop_prob == 0.0:
+        return NO_DROPOUT
+    return Dropout(
+        key=_split_mix(_split_mix(seed & _MASK64) ^ site),
+        threshold=min(round(drop_prob * (1 << 32)), _MASK32),
+        scale=1.0 / (1.0 - drop_prob),
+    )
+
+
+def keep_of(drop: Dropout, rows: Tensor, columns: Tensor) -> Tensor:
+    """Which elements survive, as bools, for int64 row and column numbers that broadcast.
+
+    Rows may be any non-negative integer, columns are below 2^32.
+    """
+    mixed = (rows + 1) * _signed(_GOLDEN) + _signed(drop.key)
+    mixed = (mixed ^ _shift(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shift(mixed, 27)) * _signed(0x94D049BB133111EB)
+    mixed = mixed ^ _shift(mixed, 31)
+    first, second = mixed & _MASK32, _shift(mixed, 32)
+    bits = ((columns ^ first) * 0x7FEB352D) & _MASK32
+    bits = (((bits ^ (bits >> 15)) + second) & _MASK32) * 0x846CA68B & _MASK32
+    return (bits ^ (bits >> 16)) >= drop.threshold
 
 
 def dropout(hidden: Tensor, *, drop_prob: float, seed: int | None, site: int) -> Tensor:
-    """Zero elements with chance `drop_prob` and scale the rest; a None seed leaves all as it is."""
-    if seed is None or drop_prob == 0.0:
+    """Zero elements of (rows, columns) with chance `drop_prob` and scale the rest.
+
+    A None seed leaves all as it is.
+    """
+    drop = dropout_at(drop_prob=drop_prob, seed=seed, site=site)
+    if drop.threshold == 0:
         return hidden
-    keep = keep_mask(
-        tuple(hidden.shape), drop_prob=drop_prob, seed=seed, site=site, device=hidden.device
-    )
-    return hidden * keep / (1.0 - drop_prob)
+    rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
+    columns = torch.arange(hidden.shape[1], device=hidden.device)
+    return hidden * keep_of(drop, rows, columns) * drop.scale
+
+
+def _split_mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(value: Tensor, by: int) -> Tensor:
+    """Logical shift right of int64, which torch would shift by sign."""
+    return (value >> by) & ((1 << (64 - by)) - 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bertsmith.batch import PackedBatch
 from bertsmith.model.attention import attention
 from bertsmith.model.config import Activation, EncoderConfig
-from bertsmith.model.dropout import dropout
+from bertsmith.model.dropout import dropout, dropout_at
 
 SITES_PER_BLOCK = 3
 """Independent dropouts in a block: attention probabilities, attention output, feed-forward."""
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
         """Hidden states after the last block, shape (T, D)."""
         hidden_TD = self.embeddings(batch, dropout_seed=dropout_seed)
         for block in self.blocks:
-            hidden_TD = block(hidden_TD, batch.starts_N1, dropout_seed=dropout_seed)
+            hidden_TD = block(hidden_TD, batch, dropout_seed=dropout_seed)
         return hidden_TD
 
 
@@ -83,23 +83,20 @@ class Block(nn.Module):
         self.inner_out = nn.Linear(inner, width)
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_TD: Tensor, starts_N1: Tensor, *, dropout_seed: int | None) -> Tensor:
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """One block, shape (T, D) to (T, D)."""
         config, site = self.config, self.first_site
-        heads = config.num_attention_heads
-        qkv_T3HK = self.qkv(hidden_TD).view(len(hidden_TD), 3, heads, -1)
-        query_THK, key_THK, value_THK = qkv_T3HK.unbind(1)
-        context_THK = attention(
-            query_THK,
-            key_THK,
-            value_THK,
-            starts_N1,
-            drop_prob=config.attention_probs_dropout_prob,
-            seed=dropout_seed,
-            site=site,
+        context_TD = attention(
+            self.qkv(hidden_TD),
+            batch.starts_N1,
+            longest=batch.longest,
+            heads=config.num_attention_heads,
+            drop=dropout_at(
+                drop_prob=config.attention_probs_dropout_prob, seed=dropout_seed, site=site
+            ),
         )
         added_TD = dropout(
-            self.attention_out(context_THK.flatten(1)),
+            self.attention_out(context_TD),
             drop_prob=config.hidden_dropout_prob,
             seed=dropout_seed,
             site=site + 1,

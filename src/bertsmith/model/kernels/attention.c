@@ -1,0 +1,339 @@
+/* Attention within each sequence of a pack, with dropout, forward and backward.
+ *
+ * A task is one head of one sequence; its scores live in the near cache, some rows at a time,
+ * and nothing of size length^2 ever reaches memory. Queries, keys and values are read where the
+ * projection left them: row t of `qkv` is [query | key | value], each heads * width long.
+ */
+#include "tile.h"
+
+#define QUERY_ROWS 24 /* queries whose scores are held at once, forward */
+#define KEY_ROWS 48   /* keys whose scores are held at once, backward; even */
+
+INLINE i64 round_up(i64 n, i64 to) { return (n + to - 1) / to * to; }
+INLINE i64 units_of(i64 n) { return (n + PER_UNIT - 1) / PER_UNIT; }
+
+INLINE element element_of(real x) {
+#if PAIRED
+  return x;
+#else
+  return load(x);
+#endif
+}
+
+INLINE element element_of_float(float x) {
+#if PAIRED
+  return store(x);
+#else
+  return x;
+#endif
+}
+
+/* Two elements as one unit; with one element a unit, the first. */
+INLINE unit join(element first, element second) {
+#if PAIRED
+  return (uint32_t)first | (uint32_t)second << 16;
+#else
+  (void)second;
+  return first;
+#endif
+}
+
+/* Rows of units along the width: a left-hand side. */
+static void pack_rows(i64 rows, i64 width, const real *x, i64 x_stride, unit *out) {
+  const i64 depth = units_of(width);
+  for (i64 t = 0; t < rows; t++) {
+    element *row = (element *)(out + t * depth);
+    for (i64 d = 0; d < width; d++) row[d] = element_of(x[t * x_stride + d]);
+    if (width % PER_UNIT) row[width] = 0;
+  }
+}
+
+/* The same transposed: units along the width go down, rows of x across; a right-hand side of
+ * panels. Columns are zero up to a multiple of PADDED. */
+static right_side pack_across(i64 rows, i64 width, const real *x, i64 x_stride, unit *out) {
+  const i64 depth = units_of(width), padded = round_up(rows, PADDED);
+  for (i64 t = 0; t < padded; t++) {
+    unit *column = out + t / PANEL * (PANEL * depth) + t % PANEL;
+    const real *row = x + t * x_stride;
+    for (i64 k = 0; k < depth; k++) {
+      unit value = 0;
+      if (t < rows) {
+        const i64 d = k * PER_UNIT;
+        value = join(element_of(row[d]), d + 1 < width ? element_of(row[d + 1]) : 0);
+      }
+      column[k * PANEL] = value;
+    }
+  }
+  const right_side side = {out, PANEL, PANEL * depth};
+  return side;
+}
+
+/* Units along the rows of x, which go down; the width across: a right-hand side. */
+static right_side pack_down(i64 rows, i64 width, const real *x, i64 x_stride, unit *out) {
+  const i64 padded = round_up(width, PADDED);
+  for (i64 k = 0; k < units_of(rows); k++) {
+    const real *first = x + k * PER_UNIT * x_stride, *second = first + x_stride;
+    unit *row = out + k * padded;
+    if (PER_UNIT == 1 || k * PER_UNIT + 1 < rows) {
+#pragma omp simd
+      for (i64 d = 0; d < width; d++)
+        row[d] = join(element_of(first[d]), PER_UNIT == 1 ? 0 : element_of(second[d]));
+    } else {
+      for (i64 d = 0; d < width; d++) row[d] = join(element_of(first[d]), 0);
+    }
+    for (i64 d = width; d < padded; d++) row[d] = 0;
+  }
+  const right_side side = {out, padded, PANEL};
+  return side;
+}
+
+/* Scores of one query to probabilities, unnormalised and dropped out; returns their sum before
+ * dropout and writes the units after `length` as zero. */
+INLINE float probabilities(float *scores, i64 length, float scale, row_key key, uint32_t threshold,
+                           element *out, float *highest) {
+  float most = scores[0], sum = 0.0f;
+#pragma omp simd reduction(max : most)
+  for (i64 j = 0; j < length; j++) most = scores[j] > most ? scores[j] : most;
+#pragma omp simd reduction(+ : sum)
+  for (i64 j = 0; j < length; j++) {
+    scores[j] = exponential((scores[j] - most) * scale);
+    sum += scores[j];
+  }
+  if (threshold == 0) {
+#pragma omp simd
+    for (i64 j = 0; j < length; j++) out[j] = element_of_float(scores[j]);
+  } else {
+#pragma omp simd
+    for (i64 j = 0; j < length; j++) {
+      const uint32_t bits = element_bits((uint32_t)j, key.first, key.second);
+      out[j] = element_of_float(bits >= threshold ? scores[j] : 0.0f);
+    }
+  }
+  if (length % PER_UNIT) out[length] = 0;
+  *highest = most * scale;
+  return sum;
+}
+
+/* Where a task reads and how long it is. */
+typedef struct {
+  i64 start, length, head, heads, width;
+} task;
+
+/* Sequences are taken from the longer end, so that the last ones to finish are short. */
+INLINE task task_of(i64 index, i64 sequences, i64 heads, i64 width, const int32_t *starts) {
+  const i64 first = starts[1] - starts[0], last = starts[sequences] - starts[sequences - 1];
+  i64 n = index / heads;
+  if (last > first) n = sequences - 1 - n;
+  const task out = {starts[n], starts[n + 1] - starts[n], index % heads, heads, width};
+  return out;
+}
+
+static void forward_task(task at, const real *qkv, float scale, const dropout *drop, real *context,
+                         float *log_sums, char *scratch) {
+  const i64 all = at.heads * at.width, stride = 3 * all, length = at.length;
+  const i64 padded = round_up(length, PADDED), wide = round_up(at.width, PADDED);
+  const i64 depth = units_of(at.width), down = units_of(length);
+  const real *query = qkv + at.start * stride + at.head * at.width;
+  unit *queries = (unit *)scratch, *keys = queries + length * depth;
+  unit *values = keys + round_up(length, PANEL) * depth, *probs = values + down * wide;
+  float *scores = (float *)(probs + QUERY_ROWS * down), *sums = scores + QUERY_ROWS * padded;
+  float *out = sums + QUERY_ROWS;
+  pack_rows(length, at.width, query, stride, queries);
+  const right_side key_side = pack_across(length, at.width, query + all, stride, keys);
+  const right_side value_side = pack_down(length, at.width, query + 2 * all, stride, values);
+  for (i64 i = 0; i < length; i += QUERY_ROWS) {
+    const i64 rows = length - i < QUERY_ROWS ? length - i : QUERY_ROWS;
+    multiply(rows, padded, depth, queries + i * depth, depth, key_side, scores, padded, 0);
+    for (i64 r = 0; r < rows; r++) {
+      const i64 row = (at.start + i + r) * at.heads + at.head;
+      float highest;
+      sums[r] = probabilities(scores + r * padded, length, scale,
+                              key_of_row(drop->key, (uint64_t)row), drop->threshold,
+                              (element *)(probs + r * down), &highest);
+      log_sums[row] = highest + logf(sums[r]);
+    }
+    multiply(rows, wide, down, probs, down, value_side, out, wide, 0);
+    for (i64 r = 0; r < rows; r++) {
+      real *to = context + (at.start + i + r) * all + at.head * at.width;
+      const float factor = drop->scale / sums[r];
+#pragma omp simd
+      for (i64 d = 0; d < at.width; d++) to[d] = store(out[r * wide + d] * factor);
+    }
+  }
+}
+
+/* Bytes a task may need, forward or backward, for the longest sequence. */
+static size_t scratch_bytes(i64 longest, i64 width) {
+  const i64 padded = round_up(longest, PANEL > PADDED ? PANEL : PADDED);
+  const i64 wide = round_up(width, PADDED);
+  const i64 floats = 8 * padded * wide + 6 * KEY_ROWS * padded + 2 * KEY_ROWS * wide + 6 * padded;
+  return (size_t)(floats + 1024) * sizeof(float);
+}
+
+/* context = dropout(softmax(query key' * scale)) value, per sequence and head; log_sums (rows,
+ * heads) is what the gradient needs to know of each softmax. */
+EXPORT void attention_forward(i64 sequences, i64 longest, i64 heads, i64 width,
+                              const int32_t *starts, const real *qkv, float scale,
+                              const dropout *drop, real *context, float *log_sums) {
+#pragma omp parallel
+  {
+    char *scratch = malloc(scratch_bytes(longest, width));
+#pragma omp for schedule(dynamic, 1)
+    for (i64 index = 0; index < sequences * heads; index++)
+      forward_task(task_of(index, sequences, heads, width, starts), qkv, scale, drop, context,
+                   log_sums, scratch);
+    free(scratch);
+  }
+}
+
+/* What backward needs to know of each query of a task; padded queries have probability 0. */
+typedef struct {
+  float *log_sum, *delta;
+  uint32_t *first, *second;
+} query_facts;
+
+static void gather_facts(task at, const dropout *drop, const real *context, const real *d_context,
+                         const float *log_sums, query_facts facts) {
+  const i64 all = at.heads * at.width;
+  for (i64 i = 0; i < round_up(at.length, PADDED); i++) {
+    facts.log_sum[i] = 1e30f;
+    facts.delta[i] = 0.0f;
+    facts.first[i] = facts.second[i] = 0;
+    if (i >= at.length) continue;
+    const i64 from = (at.start + i) * all + at.head * at.width;
+    const i64 row = (at.start + i) * at.heads + at.head;
+    const row_key key = key_of_row(drop->key, (uint64_t)row);
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (i64 d = 0; d < at.width; d++) sum += load(context[from + d]) * load(d_context[from + d]);
+    facts.log_sum[i] = log_sums[row];
+    facts.delta[i] = sum;
+    facts.first[i] = key.first;
+    facts.second[i] = key.second;
+  }
+}
+
+/* One key against all queries: its scores become dropped-out probabilities and d_scores. */
+INLINE void gradient_row(i64 key, i64 padded, float scale, const dropout *drop, query_facts facts,
+                         const float *scores, const float *d_probs, element *probs,
+                         element *d_scores) {
+  const uint32_t threshold = drop->threshold;
+  const float kept = drop->scale;
+  const float *log_sum = facts.log_sum, *delta = facts.delta;
+  const uint32_t *first = facts.first, *second = facts.second;
+  if (threshold == 0) {
+#pragma omp simd
+    for (i64 i = 0; i < padded; i++) {
+      const float p = exponential(scores[i] * scale - log_sum[i]);
+      probs[i] = element_of_float(p);
+      d_scores[i] = element_of_float(p * (d_probs[i] - delta[i]) * scale);
+    }
+  } else {
+#pragma omp simd
+    for (i64 i = 0; i < padded; i++) {
+      const float p = exponential(scores[i] * scale - log_sum[i]);
+      const uint32_t bits = element_bits((uint32_t)key, first[i], second[i]);
+      const float weight = bits >= threshold ? kept : 0.0f;
+      probs[i] = element_of_float(p * weight);
+      d_scores[i] = element_of_float(p * (weight * d_probs[i] - delta[i]) * scale);
+    }
+  }
+}
+
+/* Rows of d_scores, one a key, as a right-hand side with units along the keys. */
+static right_side pack_d_scores(i64 rows, i64 padded, const element *x, unit *out) {
+  const i64 depth = units_of(rows);
+  for (i64 k = 0; k < depth; k++) {
+    const element *first = x + k * PER_UNIT * padded;
+    const int paired = PER_UNIT == 2 && k * PER_UNIT + 1 < rows;
+    for (i64 from = 0; from < padded; from += PANEL) {
+      const i64 size = padded - from < PANEL ? padded - from : PANEL;
+      unit *row = out + from * depth + k * PANEL;
+      if (paired) {
+#pragma omp simd
+        for (i64 i = 0; i < size; i++) row[i] = join(first[from + i], first[padded + from + i]);
+      } else {
+#pragma omp simd
+        for (i64 i = 0; i < size; i++) row[i] = join(first[from + i], 0);
+      }
+    }
+  }
+  const right_side side = {out, PANEL, PANEL * depth};
+  return side;
+}
+
+static void write_rows(i64 rows, i64 width, const float *x, i64 x_stride, real *out, i64 stride) {
+  for (i64 r = 0; r < rows; r++)
+#pragma omp simd
+    for (i64 d = 0; d < width; d++) out[r * stride + d] = store(x[r * x_stride + d]);
+}
+
+static void backward_task(task at, const real *qkv, const real *context, const real *d_context,
+                          const float *log_sums, float scale, const dropout *drop, real *d_qkv,
+                          char *scratch) {
+  const i64 all = at.heads * at.width, stride = 3 * all, length = at.length;
+  const i64 padded = round_up(length, PADDED), wide = round_up(at.width, PADDED);
+  const i64 panels = round_up(length, PANEL > PADDED ? PANEL : PADDED);
+  const i64 depth = units_of(at.width), down = units_of(length), row = units_of(padded);
+  const i64 offset = at.start * stride + at.head * at.width;
+  const real *query = qkv + offset, *d_out = d_context + at.start * all + at.head * at.width;
+  real *d_query = d_qkv + offset;
+  unit *space = (unit *)scratch;
+  unit *keys = space, *values = keys + length * depth;
+  unit *turned_keys = values + length * depth, *query_across = turned_keys + at.width * down;
+  unit *query_down = query_across + panels * depth, *out_across = query_down + down * wide;
+  unit *out_down = out_across + panels * depth, *d_pairs = out_down + down * wide;
+  unit *probs = d_pairs + units_of(KEY_ROWS) * panels, *d_scores = probs + KEY_ROWS * row;
+  float *scores = (float *)(d_scores + KEY_ROWS * row), *d_probs = scores + KEY_ROWS * padded;
+  float *small = d_probs + KEY_ROWS * padded, *turned = small + KEY_ROWS * wide;
+  float *facts_at = turned + at.width * padded;
+  const query_facts facts = {facts_at, facts_at + padded, (uint32_t *)(facts_at + 2 * padded),
+                             (uint32_t *)(facts_at + 3 * padded)};
+  gather_facts(at, drop, context, d_context, log_sums, facts);
+  pack_rows(length, at.width, query + all, stride, keys);
+  pack_rows(length, at.width, query + 2 * all, stride, values);
+  const right_side q_across = pack_across(length, at.width, query, stride, query_across);
+  const right_side o_across = pack_across(length, at.width, d_out, all, out_across);
+  const right_side q_down = pack_down(length, at.width, query, stride, query_down);
+  const right_side o_down = pack_down(length, at.width, d_out, all, out_down);
+  for (i64 k = 0; k < down; k++) { /* keys once more: their width down, units along the keys */
+    const real *first = query + all + k * PER_UNIT * stride;
+    const int paired = PER_UNIT == 2 && k * PER_UNIT + 1 < length;
+    for (i64 d = 0; d < at.width; d++)
+      turned_keys[d * down + k] =
+          join(element_of(first[d]), paired ? element_of(first[stride + d]) : 0);
+  }
+  for (i64 j = 0; j < length; j += KEY_ROWS) {
+    const i64 rows = length - j < KEY_ROWS ? length - j : KEY_ROWS;
+    multiply(rows, padded, depth, keys + j * depth, depth, q_across, scores, padded, 0);
+    multiply(rows, padded, depth, values + j * depth, depth, o_across, d_probs, padded, 0);
+    for (i64 r = 0; r < rows; r++)
+      gradient_row(j + r, padded, scale, drop, facts, scores + r * padded, d_probs + r * padded,
+                   (element *)(probs + r * row), (element *)(d_scores + r * row));
+    multiply(rows, wide, down, probs, row, o_down, small, wide, 0);
+    write_rows(rows, at.width, small, wide, d_query + 2 * all + j * stride, stride);
+    multiply(rows, wide, down, d_scores, row, q_down, small, wide, 0);
+    write_rows(rows, at.width, small, wide, d_query + all + j * stride, stride);
+    const right_side pairs = pack_d_scores(rows, padded, (const element *)d_scores, d_pairs);
+    multiply(at.width, padded, units_of(rows), turned_keys + j / PER_UNIT, down, pairs, turned,
+             padded, j > 0);
+  }
+  for (i64 i = 0; i < length; i++)
+    for (i64 d = 0; d < at.width; d++) d_query[i * stride + d] = store(turned[d * padded + i]);
+}
+
+/* d_qkv, wholly written, from d_context. */
+EXPORT void attention_backward(i64 sequences, i64 longest, i64 heads, i64 width,
+                               const int32_t *starts, const real *qkv, const real *context,
+                               const real *d_context, const float *log_sums, float scale,
+                               const dropout *drop, real *d_qkv) {
+#pragma omp parallel
+  {
+    char *scratch = malloc(scratch_bytes(longest, width));
+#pragma omp for schedule(dynamic, 1)
+    for (i64 index = 0; index < sequences * heads; index++)
+      backward_task(task_of(index, sequences, heads, width, starts), qkv, context, d_context,
+                    log_sums, scale, drop, d_qkv, scratch);
+    free(scratch);
+  }
+}
