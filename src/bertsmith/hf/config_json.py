@@ -17,6 +17,9 @@ from bertsmith.model.config import Activation, EncoderConfig
 
 CONFIG_NAME = "config.json"
 
+SINGLE_LABEL = "single_label_classification"
+"""The problem type of a classifier that gives each text one of several labels."""
+
 Task = Literal["encoder", "masked_lm", "classifier"]
 
 _ARCHITECTURES: dict[Task, str] = {
@@ -63,16 +66,21 @@ def read_config(path: Path) -> EncoderConfig:
     return parse_config(_read_json(file), where=str(file))
 
 
-def read_labels(folder: Path) -> tuple[str, ...] | None:
-    """Names of a classifier's classes in the order of their ids; None if the config has none.
+def read_labels(folder: Path, *, num_labels: int) -> tuple[str, ...]:
+    """Names of a classifier's classes in the order of their ids.
+
+    Args:
+        folder: A model folder.
+        num_labels: Classes of its head. Where the config names none they are LABEL_0,
+            LABEL_1, ..., as in `transformers`.
 
     Raises:
-        UserError: The names are not numbered 0, 1, 2, ... without a gap.
+        UserError: The names are not numbered 0, 1, 2, ... without a gap, or not as many.
     """
     file = folder / CONFIG_NAME
     table = _read_json(file).get("id2label")
     if table is None:
-        return None
+        return tuple(f"LABEL_{i}" for i in range(num_labels))
     try:
         assert isinstance(table, dict)
         names = {int(key): str(value) for key, value in table.items()}
@@ -83,6 +91,10 @@ def read_labels(folder: Path) -> tuple[str, ...] | None:
         ) from None
     if len(set(labels)) < len(labels):
         raise UserError(f"{file}: id2label gives two ids the same name: {_short(table)}")
+    if len(labels) != num_labels:
+        raise UserError(
+            f"{file}: id2label names {len(labels)} classes but the classifier has {num_labels}"
+        )
     return labels
 
 
@@ -156,7 +168,7 @@ def config_json(config: EncoderConfig, *, task: Task, labels: Sequence[str] | No
     if labels is not None:
         content["id2label"] = {str(i): name for i, name in enumerate(labels)}
         content["label2id"] = {name: i for i, name in enumerate(labels)}
-        content["problem_type"] = "single_label_classification"
+        content["problem_type"] = SINGLE_LABEL
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -26,6 +26,8 @@ def resolve(where: str | Path) -> Path:
         UserError: There is no such folder, or the hub has no such model or does not answer and
             the cache does not hold it.
     """
+    if not str(where):
+        raise UserError("the model's name is empty; give a folder or a hub name")
     path = Path(where).expanduser()
     if path.is_dir():
         return path

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import (
+    SINGLE_LABEL,
     read_config,
     read_head_dropout,
     read_labels,
@@ -140,18 +141,10 @@ def load_classifier(
     config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
     checkpoint = _Checkpoint.open(folder, config)
     num_stored = checkpoint.rows_of("classifier.weight")
-    keep_head = labels is None or _stored_labels(folder, num_stored) == tuple(labels)
+    must_be_whole = labels is None
+    keep_head = labels is None or _is_head_for(labels, folder, num_stored)
     if labels is None:
-        if num_stored is None:
-            raise UserError(
-                f"{folder}: holds no classifier, only an encoder; run `bertsmith finetune` first"
-            )
-        if read_problem_type(folder) in ("regression", "multi_label_classification"):
-            raise UserError(
-                f"{folder}: problem_type is {read_problem_type(folder)}; bertsmith reads "
-                "single_label_classification"
-            )
-        labels = _stored_labels(folder, num_stored)
+        labels = _labels_to_use(folder, num_stored)
     with torch.random.fork_rng(devices=[]):
         model = SequenceClassifier(config, num_labels=len(labels))
     report = checkpoint.fill(
@@ -160,6 +153,11 @@ def load_classifier(
         unwanted=() if keep_head else ("classifier",),
         seed=seed,
     )
+    if must_be_whole and report.new:
+        raise UserError(
+            f"{folder}: lacks part of its classifier ({_listed(report.new)}); "
+            "run `bertsmith finetune` on it first"
+        )
     head_dropout = read_head_dropout(folder)
     if head_dropout not in (None, config.hidden_dropout_prob):
         remark = (
@@ -225,11 +223,7 @@ class _Checkpoint:
             no_place=tuple(no_place),
         )
         checkpoint._check_depth()
-        with torch.device("meta"):
-            skeleton = nn.Module()
-            skeleton.add_module("encoder", Encoder(config))
-        # Before any memory is given to what the config asks for.
-        checkpoint._check_complete(_targets(dict(skeleton.named_parameters())))
+        checkpoint._check_encoder()
         return checkpoint
 
     def rows_of(self, name: str) -> int | None:
@@ -301,6 +295,19 @@ class _Checkpoint:
                 "the two files do not belong together"
             )
 
+    def _check_encoder(self) -> None:
+        """Refuse other shapes than the stored ones, before memory is given to the config's."""
+        skeleton = nn.Module()
+        try:
+            with torch.device("meta"):
+                skeleton.add_module("encoder", Encoder(self.config))
+        except RuntimeError as error:
+            raise UserError(
+                f"{self.folder}: config.json asks for sizes that no memory holds ({error}); "
+                "config and weights do not belong together"
+            ) from None
+        self._check_complete(_targets(dict(skeleton.named_parameters())))
+
     def _check_complete(self, targets: dict[Slot, Tensor]) -> None:
         missing = [to_hf(s.name)[s.part] for s in targets if s not in self.by_slot]
         if missing:
@@ -339,19 +346,27 @@ def _config_of(folder: Path, hidden: float | None, attention: float | None) -> E
     return config
 
 
-def _stored_labels(folder: Path, num_stored: int | None) -> tuple[str, ...]:
-    """Names of a stored head's classes; those `transformers` implies where there are none."""
+def _labels_to_use(folder: Path, num_stored: int | None) -> tuple[str, ...]:
+    """Names of a stored head's classes, if it is one to predict with."""
     if num_stored is None:
-        return ()
-    labels = read_labels(folder)
-    if labels is None:
-        return tuple(f"LABEL_{i}" for i in range(num_stored))
-    if len(labels) != num_stored:
         raise UserError(
-            f"{folder}: id2label in config.json names {len(labels)} classes but the classifier "
-            f"has {num_stored}"
+            f"{folder}: holds no classifier, only an encoder; run `bertsmith finetune` first"
         )
-    return labels
+    if read_problem_type(folder) not in (None, SINGLE_LABEL):
+        raise UserError(
+            f"{folder}: problem_type is {read_problem_type(folder)}; bertsmith reads {SINGLE_LABEL}"
+        )
+    return read_labels(folder, num_labels=num_stored)
+
+
+def _is_head_for(labels: Sequence[str], folder: Path, num_stored: int | None) -> bool:
+    """Whether a stored head tells apart just these classes, in this order."""
+    if num_stored is None or read_problem_type(folder) not in (None, SINGLE_LABEL):
+        return False
+    try:
+        return read_labels(folder, num_labels=num_stored) == tuple(labels)
+    except UserError:  # names that cannot be used belong to a head that is replaced
+        return False
 
 
 def _initialize_children(

@@ -155,12 +155,10 @@ def _open_legacy(file: Path) -> list[StoredTensor]:
         "convert it to safetensors with the tool that wrote it, if you trust its origin"
     )
     is_zip = zipfile.is_zipfile(file)
-    if is_zip:
-        with zipfile.ZipFile(file) as archive:
-            # torch writes uncompressed; anything else may grow a thousandfold when read.
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise UserError(f"{file}: is compressed, as torch.save never does; {refuse}")
     try:
+        # torch writes uncompressed; anything else may grow a thousandfold when read.
+        if is_zip and _is_compressed(file):
+            raise ValueError("it is compressed, as torch.save never does")
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a hostile file may make the reader raise anything
         first = str(error).strip().partition("\n")[0][:160]
@@ -182,7 +180,14 @@ def _open_legacy(file: Path) -> list[StoredTensor]:
     ]
 
 
+def _is_compressed(file: Path) -> bool:
+    with zipfile.ZipFile(file) as archive:
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+
+
 def _corrupt(file: Path, error: Exception) -> UserError:
+    if isinstance(error, PermissionError):
+        return UserError(f"{file}: no permission to read it")
     with file.open("rb") as stream:
         is_pointer = stream.read(20) == b"version https://git-"
     if is_pointer:
