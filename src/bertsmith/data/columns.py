@@ -4,6 +4,7 @@ Named by the user, or found by the names that public data sets use. A guess that
 not made: two candidates are an error that lists the columns.
 """
 
+import dataclasses
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,15 @@ class Columns:
         return None if self.pair is None else self.names[self.pair]
 
 
+@dataclass(frozen=True, kw_only=True)
+class UsualColumns:
+    """Where a model was trained to look: taken where the user says nothing and they are there."""
+
+    text: str
+    pair: str | None
+    label: str
+
+
 def find_columns(
     names: tuple[str, ...],
     *,
@@ -97,8 +107,9 @@ def find_columns(
     config: TableConfig,
     is_labelled: bool,
     is_pair: bool | None = None,
+    usual: UsualColumns | None = None,
 ) -> Columns:
-    """Find the columns by the config's names, or else by known ones.
+    """Find the columns by the config's names, or the model's, or else by known ones.
 
     Args:
         names: The table's columns.
@@ -106,10 +117,15 @@ def find_columns(
         config: Columns named by the user win. A text column without a pair column means one text.
         is_labelled: Whether a label is needed.
         is_pair: What the model was trained on; None: as the table says.
+        usual: The model's columns.
 
     Raises:
         UserError: A column is missing, or more than one could be meant.
     """
+    if is_pair is False and config.pair_column is not None:
+        raise UserError(f"--table.pair_column {config.pair_column}: the model reads single texts")
+    if usual is not None:
+        config = _with_usual(config, usual, names)
     text, pair = _text_columns(names, path, config, is_pair)
     label: int | None = None
     if is_labelled:
@@ -120,6 +136,15 @@ def find_columns(
     if len({text, pair, label} - {None}) < 1 + (pair is not None) + (label is not None):
         raise UserError(f"{path}: the same column is named for two things; {_listed(names)}")
     return Columns(names=names, text=text, pair=pair, label=label)
+
+
+def _with_usual(config: TableConfig, usual: UsualColumns, names: tuple[str, ...]) -> TableConfig:
+    texts = (usual.text,) if usual.pair is None else (usual.text, usual.pair)
+    if config.text_column is None and config.pair_column is None and set(texts) <= set(names):
+        config = dataclasses.replace(config, text_column=usual.text, pair_column=usual.pair)
+    if config.label_column is None and usual.label in names:
+        config = dataclasses.replace(config, label_column=usual.label)
+    return config
 
 
 def _text_columns(

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -64,7 +65,11 @@ class Records:
 
 
 def open_records(
-    path: Path, *, quoting: Quoting = "auto", columns: tuple[str, ...] | None = None
+    path: Path,
+    *,
+    quoting: Quoting = "auto",
+    columns: tuple[str, ...] | None = None,
+    takes_lines: bool = False,
 ) -> Records:
     """Open a table, whose format its ending names.
 
@@ -72,6 +77,8 @@ def open_records(
         path: .csv, .tsv, .jsonl (.ndjson) or .parquet, each also with .gz or .zst after it.
         quoting: Whether a double quote opens a quoted field; auto: in CSV, not in TSV.
         columns: Names for the columns of a CSV or TSV file without a header line.
+        takes_lines: Whether a .txt file, or standard input for the path `-`, is a table of one
+            column named text, a row a line.
 
     Raises:
         UserError: The file cannot be read, its ending is unknown, or it has no header.
@@ -79,6 +86,8 @@ def open_records(
     ending = ending_of(path)
     if columns is not None and ending not in (".csv", ".tsv"):
         raise UserError(f"{path}: --table.columns is for CSV and TSV files without a header line")
+    if takes_lines and (ending == ".txt" or str(path) == "-"):
+        return _open_lines(path)
     match ending:
         case ".csv" | ".tsv":
             delimiter = "," if ending == ".csv" else "\t"
@@ -109,10 +118,10 @@ class TextLines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file."""
+        """Open the file, or standard input for the path `-`."""
         self.path = path
         self.number = 0
-        self._file: BinaryIO = open_bytes(path)
+        self._file: BinaryIO = sys.stdin.buffer if str(path) == "-" else open_bytes(path)
         self._offset = 0
         self._fault: str | None = None
 
@@ -147,8 +156,9 @@ class TextLines:
         return text
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; standard input is not ours to close."""
+        if self._file is not sys.stdin.buffer:
+            self._file.close()
 
     def take_fault(self) -> str | None:
         """What could not be decoded since the last call."""
@@ -176,12 +186,24 @@ def _open_delimited(
                 f"{path}:1: the fields are not separated by commas; save the table with commas, "
                 "or with tabs as .tsv"
             )
-    rows = _delimited_rows(fields, len(columns), is_quoted)
+    rows = _delimited_rows(fields, len(columns), is_quoted=is_quoted)
     return Records(columns=columns, rows=rows, close=lines.close)
 
 
+def _open_lines(path: Path) -> Records:
+    """A row a line. Without a separator a line cannot be split: any line is one text."""
+    lines = TextLines(path)
+
+    def fields() -> Iterator[tuple[int, list[str], str | None]]:
+        for text in lines:
+            yield lines.number, [text.removesuffix("\n").removesuffix("\r")], lines.take_fault()
+
+    rows = _delimited_rows(fields(), 1, is_quoted=False)
+    return Records(columns=("text",), rows=rows, close=lines.close)
+
+
 def _delimited_rows(
-    fields: Iterator[tuple[int, list[str], str | None]], width: int, is_quoted: bool
+    fields: Iterator[tuple[int, list[str], str | None]], width: int, *, is_quoted: bool
 ) -> Iterator[Record]:
     """Rows with their number; blank lines at the end of the file are no rows."""
     row = 0

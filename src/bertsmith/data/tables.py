@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bertsmith.data.columns import Columns, find_columns
+from bertsmith.data.columns import Columns, UsualColumns, find_columns
 from bertsmith.data.config import TableConfig
 from bertsmith.data.table_files import Record, open_records
 from bertsmith.errors import UserError
@@ -53,7 +53,9 @@ class TableReader:
         *,
         is_labelled: bool,
         is_pair: bool | None = None,
+        usual: UsualColumns | None = None,
         keeps_columns: bool = False,
+        takes_lines: bool = False,
     ) -> None:
         """Open a table and find its columns.
 
@@ -62,8 +64,10 @@ class TableReader:
             config: Columns, quoting, what to do with bad rows.
             is_labelled: Whether each row needs a label.
             is_pair: Whether each row needs a second text; None: as the table's columns say.
+            usual: Columns to look for first, where the config names none.
             keeps_columns: Whether the values of all columns are carried on; a JSON key that first
                 comes too late to be a column is an error then.
+            takes_lines: Whether a .txt file or standard input (`-`) will do, a text a line.
 
         Raises:
             UserError: The file cannot be read, or its columns do not fit.
@@ -74,7 +78,9 @@ class TableReader:
         self._config = config
         self._keeps_columns = keeps_columns
         names = None if config.columns is None else tuple(config.columns)
-        self._records = open_records(path, quoting=config.quoting, columns=names)
+        self._records = open_records(
+            path, quoting=config.quoting, columns=names, takes_lines=takes_lines
+        )
         try:
             self.columns: Columns = find_columns(
                 self._records.columns,
@@ -82,6 +88,7 @@ class TableReader:
                 config=config,
                 is_labelled=is_labelled,
                 is_pair=is_pair,
+                usual=usual,
             )
         except UserError:
             self._records.close()
@@ -176,13 +183,19 @@ class Table:
         )
 
 
-def read_table(path: Path, config: TableConfig, *, is_pair: bool | None = None) -> Table:
-    """Read a labelled table wholly.
+def read_table(
+    path: Path,
+    config: TableConfig,
+    *,
+    is_pair: bool | None = None,
+    usual: UsualColumns | None = None,
+) -> Table:
+    """Read a labelled table wholly; the arguments are those of `TableReader`.
 
     Raises:
         UserError: It cannot be read, a row cannot be used, or no usable row is there.
     """
-    with TableReader(path, config, is_labelled=True, is_pair=is_pair) as reader:
+    with TableReader(path, config, is_labelled=True, is_pair=is_pair, usual=usual) as reader:
         rows = list(reader)
     if not rows:
         skipped = f" ({reader.skipped_rows} were skipped)" if reader.skipped_rows else ""
@@ -203,7 +216,8 @@ def read_table(path: Path, config: TableConfig, *, is_pair: bool | None = None) 
 
 def place_of(path: Path, row: int, line: int | None) -> str:
     """`file:line (row n)`, the way every message names a row."""
-    return f"{path}, row {row}" if line is None else f"{path}:{line} (row {row})"
+    name = "standard input" if str(path) == "-" else str(path)
+    return f"{name}, row {row}" if line is None else f"{name}:{line} (row {row})"
 
 
 def label_name(value: object, column: str = "label") -> str:

@@ -194,6 +194,9 @@ class PredictConfig:
     tokens_per_pack: int = 8192
     """Most tokens in one forward pass."""
 
+    escape_formulas: bool = True
+    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
+
     overwrite: bool = False
     """Replace an output file that exists."""
 

@@ -1,0 +1,228 @@
+"""A fine-tuned classifier in use: what `evaluate` and `predict` share.
+
+A model folder is Hugging Face's, plus `bertsmith.json`: which columns the model was trained on
+and how long its texts may be. Without it (a model from elsewhere) the table decides.
+
+Shape legend: N sequences, C classes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bertsmith.batch import PackedBatch
+from bertsmith.data.columns import UsualColumns
+from bertsmith.errors import UserError
+from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.recipes.config import Device
+from bertsmith.train.config import Precision
+
+TASK_FILE = "bertsmith.json"
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a classifier was trained to read; stands beside its weights."""
+
+    columns: UsualColumns
+    """Names of its columns."""
+
+    max_sequence_tokens: int
+    """Longest example in training."""
+
+    def write(self, folder: Path) -> None:
+        """Put the file into a model folder."""
+        content = {"task": "single_label_classification", **asdict(self)}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / TASK_FILE).write_text(text, encoding="utf-8")
+
+
+def read_task(folder: Path) -> Task | None:
+    """The task of a model folder; None if it is not one of ours.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    file = folder / TASK_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        columns = content["columns"]
+        return Task(
+            columns=UsualColumns(
+                text=str(columns["text"]),
+                pair=None if columns["pair"] is None else str(columns["pair"]),
+                label=str(columns["label"]),
+            ),
+            max_sequence_tokens=int(content["max_sequence_tokens"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A loaded model with all it needs to read texts."""
+
+    folder: Path
+    model: SequenceClassifier
+    labels: tuple[str, ...]
+    tokenizer: Tokenizer
+    max_sequence_tokens: int
+    task: Task | None
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    @property
+    def is_pair(self) -> bool | None:
+        """Whether it reads pairs; None: not known."""
+        return None if self.task is None else self.task.columns.pair is not None
+
+    @property
+    def usual(self) -> UsualColumns | None:
+        """Names of the columns it was trained on."""
+        return None if self.task is None else self.task.columns
+
+    @torch.inference_mode()
+    def logits_NC(self, batch: PackedBatch) -> Tensor:
+        """Scores of a pack's sequences, fp32, on the CPU.
+
+        Raises:
+            UserError: A score is not finite: the weights are broken.
+        """
+        on = self.compute_dtype != torch.float32
+        with torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=on):
+            logits_NC = self.model.logits_NC(batch.to(self.device), dropout_seed=None)
+        logits_NC = logits_NC.float().cpu()
+        if not bool(torch.isfinite(logits_NC).all()):
+            raise UserError(f"{self.folder}: the model gives scores that are not finite (NaN)")
+        return logits_NC
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, the next one made in a thread while one is used."""
+    end = object()
+    make_next: Callable[[], object] = lambda: next(items, end)  # noqa: E731
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(make_next)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(make_next)
+            yield item  # type: ignore[misc]
+
+
+def model_folder(where: str) -> Path:
+    """The folder of a model: itself, the `model/` of a run folder, or a hub name's download."""
+    inner = Path(where) / "model"
+    if not (Path(where) / "config.json").exists() and (inner / "config.json").exists():
+        return inner
+    return resolve(where)
+
+
+def longest_example(asked: int | None, limit: int, *, is_pair: bool) -> int:
+    """Most tokens of an example.
+
+    Args:
+        asked: By the user; None: as many as the model takes.
+        limit: Positions of the model.
+        is_pair: Whether an example holds two texts.
+
+    Raises:
+        UserError: More than the model has positions, or no room for a token of each text.
+    """
+    least = 5 if is_pair else 3
+    if asked is None:
+        return limit
+    if not least <= asked <= limit:
+        raise UserError(
+            f"--max_sequence_tokens {asked}: must be from {least} to {limit}, the positions of "
+            "the model"
+        )
+    return asked
+
+
+def open_classifier(
+    where: str, *, max_sequence_tokens: int | None, precision: Precision, device: Device
+) -> Classifier:
+    """Load a fine-tuned model, ready to read texts.
+
+    Args:
+        where: A model folder, a run folder or a hub name.
+        max_sequence_tokens: Longest example; None: as in fine-tuning, or else the model's limit.
+        precision: Of the forward pass.
+        device: Where to run it.
+
+    Raises:
+        UserError: It is no classifier, or its tokenizer is missing or does not fit.
+    """
+    folder = model_folder(where)
+    model, _ = load_classifier(folder, labels=None)
+    labels = read_labels(folder, num_labels=model.classifier.out_features)
+    tokenizer = load_tokenizer(folder)
+    config = model.encoder.config
+    check_vocabulary(config, num_tokens=highest_id(tokenizer) + 1, where=str(folder))
+    task = read_task(folder)
+    if max_sequence_tokens is None and task is not None:
+        max_sequence_tokens = task.max_sequence_tokens
+    target = resolve_device(device)
+    return Classifier(
+        folder=folder,
+        model=model.to(target).eval(),
+        labels=labels,
+        tokenizer=tokenizer,
+        max_sequence_tokens=longest_example(
+            max_sequence_tokens,
+            config.max_position_embeddings,
+            is_pair=task is not None and task.columns.pair is not None,
+        ),
+        task=task,
+        device=target,
+        compute_dtype=resolve_precision(precision, target),
+    )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that came with a model.
+
+    Raises:
+        UserError: It is missing or damaged.
+    """
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise UserError(f"{folder}: holds no tokenizer.json; copy the model's tokenizer there")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{file}: not a readable tokenizer ({error})") from error
+
+
+def highest_id(tokenizer: Tokenizer) -> int:
+    """The largest id it can give; added tokens may lie beyond its size."""
+    return max(tokenizer.get_vocab().values())
+
+
+def resolve_device(device: Device) -> torch.device:
+    """The device meant."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU can be used here; use --device cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype of the forward pass."""
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return dtypes[precision]
