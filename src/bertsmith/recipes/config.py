@@ -4,12 +4,13 @@ Composed of the parts' own configs; this file only joins them. Imports neither t
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
 from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
 
 Device = Literal["auto", "cpu", "cuda"]
+Monitor = Literal["accuracy", "macro_f1", "weighted_f1", "matthews_correlation", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,11 @@ class FinetuneConfig:
     """Longest example, special tokens included; longer ones are cut, counted and reported.
     None: the model's limit."""
 
-    monitor: str = "accuracy"
-    """Metric that picks the best checkpoint and stops early: accuracy, macro_f1, weighted_f1,
-    matthews_correlation or loss."""
+    tokens_per_pack: int = 4096
+    """Most tokens in one forward and backward pass; a step is as many passes as it needs."""
+
+    monitor: Monitor = "accuracy"
+    """Metric that picks the best checkpoint and stops early."""
 
     patience: int | None = 3
     """Evaluations without a better `monitor` before training stops; None: never."""
@@ -143,6 +146,34 @@ class FinetuneConfig:
 
     overwrite: bool = False
     """Replace what another run left in `output`."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        if self.monitor not in get_args(Monitor):
+            raise ValueError(
+                f"monitor is {self.monitor!r}; it must be one of {', '.join(get_args(Monitor))}"
+            )
+        if not 0.0 < self.holdout_share < 1.0:
+            raise ValueError(f"holdout_share is {self.holdout_share}; it must be over 0, under 1")
+        if self.epochs <= 0:
+            raise ValueError(f"epochs is {self.epochs}; it must be over 0")
+        for name in (
+            "steps",
+            "examples_per_step",
+            "tokens_per_pack",
+            "patience",
+            "eval_every_steps",
+            "log_every_steps",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} is {value}; it must be in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
