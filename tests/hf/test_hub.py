@@ -130,3 +130,21 @@ def test_only_the_files_that_are_read_are_downloaded(
     assert "model.safetensors" in wanted
     assert "tokenizer.json" in wanted
     assert not {"pytorch_model.bin", "tf_model.h5"} & set(wanted)
+
+
+def test_offline_mode_asks_the_cache_only_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, **_: offline(name))
+    with pytest.raises(UserError, match=r"cannot be asked \(HF_HUB_OFFLINE is set\)"):
+        resolve("no-such-owner/no-such-bert")
+    cached = tmp_path / "cached"
+
+    def local_only(name: str, *, local_files_only: bool) -> str:
+        assert local_files_only
+        return str(cached)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", local_only)
+    assert resolve("some-owner/some-bert") == cached

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from bertsmith.batch import pack
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, load_encoder, load_masked_lm, read_labels, save_model
+from bertsmith.hf.weights import write_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, SequenceClassifier
@@ -143,6 +144,17 @@ def test_a_failed_save_keeps_the_old_folder(
         save_model(masked_lm_folder, masked_lm)
     assert_same_weights(load_masked_lm(masked_lm_folder, seed=0)[0], before)
     assert [path.name for path in masked_lm_folder.parent.iterdir()] == ["masked_lm"]
+
+
+def test_weights_that_cannot_be_written_are_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="directory"):
+        write_weights(tmp_path / "absent" / "model.safetensors", [("w", torch.zeros(2))])
+
+
+def test_a_place_that_cannot_be_written_is_named(masked_lm: MaskedLM, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/model: cannot be written"):
+        save_model(tmp_path / "file" / "model", masked_lm)
 
 
 def test_nothing_of_this_machine_is_written(masked_lm_folder: Path) -> None:

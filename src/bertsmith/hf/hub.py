@@ -72,7 +72,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except LocalEntryNotFoundError:
-        if os.environ.get("HF_HUB_OFFLINE"):
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             reason = "HF_HUB_OFFLINE is set"
         raise UserError(
             f"{name}: no such folder here, not in the local cache, and the hub cannot be asked "

@@ -93,12 +93,18 @@ def write_weights(file: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
 
     The file is written in place: whoever needs it whole or not at all writes into a temporary
     folder and renames that.
+
+    Raises:
+        OSError: The disk is full or forbids it.
     """
     content = {
         name: values.detach().to("cpu", torch.float32).contiguous() for name, values in tensors
     }
     assert len(content) == len(tensors), "two tensors have one name"
-    save_file(content, file, metadata={"format": "pt"})
+    try:
+        save_file(content, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file.name}: {error}") from error
 
 
 def _open_safetensors(file: Path) -> list[StoredTensor]:
