@@ -64,12 +64,8 @@ def keep_of(drop: Dropout, rows: Tensor, columns: Tensor) -> Tensor:
     return (bits ^ (bits >> 16)) >= drop.threshold
 
 
-def dropout(hidden: Tensor, *, drop_prob: float, seed: int | None, site: int) -> Tensor:
-    """Zero elements of (rows, columns) with chance `drop_prob` and scale the rest.
-
-    A None seed leaves all as it is.
-    """
-    drop = dropout_at(drop_prob=drop_prob, seed=seed, site=site)
+def apply_dropout(hidden: Tensor, drop: Dropout) -> Tensor:
+    """Zero what (rows, columns) lose by `drop`, and scale the rest."""
     if drop.threshold == 0:
         return hidden
     rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]

@@ -1,5 +1,8 @@
 """BERT as published (Devlin et al. 2019): post-LayerNorm blocks over packed tokens.
 
+Each part says its arithmetic in plain torch, and hands it to the C kernels where those are at hand
+(see fused.py): the two agree, dropout included.
+
 Shape legend: T packed tokens, D width, F inner width, H heads, K head width.
 """
 
@@ -9,7 +12,18 @@ from torch import Tensor, nn
 from bertsmith.batch import PackedBatch
 from bertsmith.model.attention import attention
 from bertsmith.model.config import Activation, EncoderConfig
-from bertsmith.model.dropout import dropout, dropout_at
+from bertsmith.model.dropout import apply_dropout, dropout_at
+from bertsmith.model.fused import (
+    BlockParameters,
+    BlockPlan,
+    EmbedPlan,
+    compute_dtype,
+    embed,
+    fused_library,
+    ids_of,
+    run_block,
+)
+from bertsmith.model.kernels.calls import Tables
 
 SITES_PER_BLOCK = 3
 """Independent dropouts in a block: attention probabilities, attention output, feed-forward."""
@@ -34,10 +48,14 @@ class Encoder(nn.Module):
 
     def forward(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Hidden states after the last block, shape (T, D)."""
-        hidden_TD = self.embeddings(batch, dropout_seed=dropout_seed)
+        return self.with_table(batch, dropout_seed=dropout_seed)[0]
+
+    def with_table(self, batch: PackedBatch, *, dropout_seed: int | None) -> tuple[Tensor, Tensor]:
+        """Hidden states, and the token table as a decoder tied to it must use it in this pass."""
+        hidden_TD, table_VD = self.embeddings(batch, dropout_seed=dropout_seed)
         for block in self.blocks:
             hidden_TD = block(hidden_TD, batch, dropout_seed=dropout_seed)
-        return hidden_TD
+        return hidden_TD, table_VD
 
 
 class Embeddings(nn.Module):
@@ -52,19 +70,33 @@ class Embeddings(nn.Module):
         self.segment = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
-        """Vectors for each token, shape (T, D)."""
-        hidden_TD = (
-            self.token(batch.input_ids_T)
-            + self.position(batch.position_ids_T)
-            + self.segment(batch.segment_ids_T)
+    def forward(self, batch: PackedBatch, *, dropout_seed: int | None) -> tuple[Tensor, Tensor]:
+        """Vectors for each token, shape (T, D); and the token table for a tied decoder."""
+        config, table_VD = self.config, self.token.weight
+        drop = dropout_at(drop_prob=config.hidden_dropout_prob, seed=dropout_seed, site=0)
+        lib = fused_library(table_VD)
+        if lib is None:
+            hidden_TD = (
+                self.token(batch.input_ids_T)
+                + self.position(batch.position_ids_T)
+                + self.segment(batch.segment_ids_T)
+            )
+            return apply_dropout(self.norm(hidden_TD), drop), table_VD
+        tables = Tables(
+            token_VD=table_VD,
+            position_PD=self.position.weight,
+            segment_SD=self.segment.weight,
+            gain_D=self.norm.weight,
+            shift_D=self.norm.bias,
         )
-        return dropout(
-            self.norm(hidden_TD),
-            drop_prob=self.config.hidden_dropout_prob,
-            seed=dropout_seed,
-            site=0,
+        plan = EmbedPlan(
+            lib=lib,
+            ids=ids_of(batch),
+            eps=config.layer_norm_eps,
+            drop=drop,
+            dtype=compute_dtype(table_VD),
         )
+        return embed(tables, plan)
 
 
 class Block(nn.Module):
@@ -86,30 +118,57 @@ class Block(nn.Module):
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """One block, shape (T, D) to (T, D)."""
         config, site = self.config, self.first_site
+        drop_probs = dropout_at(
+            drop_prob=config.attention_probs_dropout_prob, seed=dropout_seed, site=site
+        )
+        drop_attended, drop_inner = (
+            dropout_at(drop_prob=config.hidden_dropout_prob, seed=dropout_seed, site=site + i)
+            for i in (1, 2)
+        )
+        lib = fused_library(self.qkv.weight)
+        if lib is not None:
+            plan = BlockPlan(
+                lib=lib,
+                dtype=compute_dtype(self.qkv.weight),
+                starts_N1=batch.starts_N1,
+                longest=batch.longest,
+                heads=config.num_attention_heads,
+                eps=config.layer_norm_eps,
+                activation=config.hidden_act,
+                drop_probs=drop_probs,
+                drop_attended=drop_attended,
+                drop_inner=drop_inner,
+            )
+            return run_block(hidden_TD, self._parameters_in_order(), plan)
         context_TD = attention(
             self.qkv(hidden_TD),
             batch.starts_N1,
             longest=batch.longest,
             heads=config.num_attention_heads,
-            drop=dropout_at(
-                drop_prob=config.attention_probs_dropout_prob, seed=dropout_seed, site=site
-            ),
+            drop=drop_probs,
         )
-        added_TD = dropout(
-            self.attention_out(context_TD),
-            drop_prob=config.hidden_dropout_prob,
-            seed=dropout_seed,
-            site=site + 1,
-        )
+        added_TD = apply_dropout(self.attention_out(context_TD), drop_attended)
         hidden_TD = self.attention_norm(hidden_TD + added_TD)
         inner_TF = activate(self.inner(hidden_TD), config.hidden_act)
-        added_TD = dropout(
-            self.inner_out(inner_TF),
-            drop_prob=config.hidden_dropout_prob,
-            seed=dropout_seed,
-            site=site + 2,
+        added_TD = apply_dropout(self.inner_out(inner_TF), drop_inner)
+        output_TD: Tensor = self.output_norm(hidden_TD + added_TD)
+        return output_TD
+
+    def _parameters_in_order(self) -> BlockParameters:
+        return BlockParameters(
+            qkv_weight=self.qkv.weight,
+            qkv_bias=self.qkv.bias,
+            out_weight=self.attention_out.weight,
+            out_bias=self.attention_out.bias,
+            attention_gain=self.attention_norm.weight,
+            attention_shift=self.attention_norm.bias,
+            inner_weight=self.inner.weight,
+            inner_bias=self.inner.bias,
+            inner_out_weight=self.inner_out.weight,
+            inner_out_bias=self.inner_out.bias,
+            output_gain=self.output_norm.weight,
+            output_shift=self.output_norm.bias,
         )
-        return self.output_norm(hidden_TD + added_TD)
 
 
 def activate(values: Tensor, activation: Activation) -> Tensor:

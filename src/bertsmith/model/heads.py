@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.dropout import dropout
+from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder, activate
+from bertsmith.model.fused import masked_loss
 
 HEAD_SITE = 1_000_003
 """Dropout site of a head: beyond any block's."""
@@ -39,15 +40,25 @@ class MaskedLM(nn.Module):
         self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
     ) -> Tensor:
         """Scores over the vocabulary at the given positions."""
-        hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
+        hidden_MD, table_VD = self._decoder_input(batch, positions_M, dropout_seed=dropout_seed)
+        return F.linear(hidden_MD, table_VD, self.bias)
+
+    def _decoder_input(
+        self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
+    ) -> tuple[Tensor, Tensor]:
+        hidden_TD, table_VD = self.encoder.with_table(batch, dropout_seed=dropout_seed)
         hidden_MD = self.transform(hidden_TD[positions_M])
-        hidden_MD = self.norm(activate(hidden_MD, self.encoder.config.hidden_act))
-        return F.linear(hidden_MD, self.encoder.embeddings.token.weight, self.bias)
+        return self.norm(activate(hidden_MD, self.encoder.config.hidden_act)), table_VD
 
     def loss(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
-        """Cross-entropy at the masked positions, summed; 0 with zero gradients if there are none."""
-        logits_MV = self.logits_MV(batch.inputs, batch.positions_M, dropout_seed=dropout_seed)
-        nats = F.cross_entropy(logits_MV.float(), batch.targets_M, reduction="sum")
+        """Cross-entropy at the masked positions, summed; 0 and no gradient if there are none."""
+        hidden_MD, table_VD = self._decoder_input(
+            batch.inputs, batch.positions_M, dropout_seed=dropout_seed
+        )
+        nats = masked_loss(hidden_MD, table_VD, self.bias, batch.targets_M)
+        if nats is None:
+            logits_MV = F.linear(hidden_MD, table_VD, self.bias)
+            nats = F.cross_entropy(logits_MV.float(), batch.targets_M, reduction="sum")
         return LossSum(nats=nats, num_targets=batch.num_targets)
 
 
@@ -65,13 +76,11 @@ class SequenceClassifier(nn.Module):
         """Scores for each sequence and class."""
         hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
         pooled_ND = torch.tanh(self.pooler(hidden_TD[batch.starts_N1[:-1].long()]))
-        pooled_ND = dropout(
-            pooled_ND,
-            drop_prob=self.encoder.config.hidden_dropout_prob,
-            seed=dropout_seed,
-            site=HEAD_SITE,
+        drop = dropout_at(
+            drop_prob=self.encoder.config.hidden_dropout_prob, seed=dropout_seed, site=HEAD_SITE
         )
-        return self.classifier(pooled_ND)
+        logits_NC: Tensor = self.classifier(apply_dropout(pooled_ND, drop))
+        return logits_NC
 
     def loss(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
         """Cross-entropy over the sequences, summed."""

@@ -240,19 +240,30 @@ EXPORT void column_sums(i64 rows, i64 width, const real *x, float *out) {
   free(partial);
 }
 
-/* The normal distribution's mass below x and its density there. Abramowitz and Stegun 7.1.26:
- * the mass is off by at most 1e-7. */
+/* The normal distribution's mass below x and its density there, to the last digits of fp32.
+ *
+ * Near 0 an odd polynomial, beyond 1.6 density * polynomial(1 / (1 + 0.38 |x|)): both least-maximum
+ * fits of ours in float64, off by 2e-9 and 3e-10 before rounding. */
 INLINE void normal_of(float x, float *mass, float *density) {
-  const float bell = exponential(-0.5f * x * x);
-  const float t = 1.0f / (1.0f + 0.3275911f * 0.70710678f * fabsf(x));
-  float p = 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const float tail = 0.5f * p * t * bell;
-  *mass = x < 0.0f ? tail : 1.0f - tail;
-  *density = 0.39894228f * bell;
+  const float square = x * x, size = fabsf(x);
+  const float bell = exponential(-0.5f * square);
+  float near = 3.731007386e-7f;
+  near = near * square - 8.439429695e-6f;
+  near = near * square + 1.135810745e-4f;
+  near = near * square - 1.185457752e-3f;
+  near = near * square + 9.972578056e-3f;
+  near = near * square - 6.649015299e-2f;
+  near = near * square + 3.989422651e-1f;
+  const float t = 1.0f / (1.0f + 0.38f * size);
+  float far = -1.039167900e-1f;
+  far = far * t + 2.185939812e-1f;
+  far = far * t + 6.931118476e-2f;
+  far = far * t + 1.651545176e-1f;
+  far = far * t + 1.503802019e-1f;
+  const float tail = far * t * bell;
+  const float outer = x < 0.0f ? tail : 1.0f - tail;
+  *mass = size < 1.6f ? 0.5f + x * near : outer;
+  *density = 0.398942280f * bell;
 }
 
 INLINE float hyperbolic_tangent(float x) {

@@ -1,0 +1,356 @@
+"""Blocks, embeddings and the masked loss as single steps of autograd, on the C kernels.
+
+What is won: nothing is saved that is cheap to make again, additions, dropouts, norms and bias
+gradients ride along on passes that happen anyway, and weights are cast once. Parameters are inputs
+and their gradients outputs, so hooks on them (DDP, FSDP) see what they always see. Arithmetic
+outside the matrix products is fp32; the residual stream has the compute type.
+
+Shape legend: T packed tokens, D width, F inner width, M masked positions, V vocabulary, H heads.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bertsmith.batch import PackedBatch
+from bertsmith.model.config import Activation
+from bertsmith.model.dropout import Dropout
+from bertsmith.model.kernels import build, calls
+
+_Grads = tuple[Tensor | None, ...]
+
+
+def compute_dtype(parameter: Tensor) -> torch.dtype:
+    """The type of matrix products: autocast's where it is on, else the parameter's own."""
+    kind = parameter.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return parameter.dtype
+
+
+def fused_library(parameter: Tensor) -> ctypes.CDLL | None:
+    """The kernels for a model with such parameters; None where the plain path has to do."""
+    if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        return None
+    match compute_dtype(parameter):
+        case torch.float32:
+            return build.load("fp32")
+        case torch.bfloat16:
+            return build.load("bf16")
+        case _:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbedPlan:
+    """What an embedding pass needs besides tensors with gradients."""
+
+    lib: ctypes.CDLL
+    ids: calls.Ids
+    eps: float
+    drop: Dropout
+    dtype: torch.dtype
+
+
+def embed(tables: calls.Tables, plan: EmbedPlan) -> tuple[Tensor, Tensor]:
+    """Hidden states (T, D), and the token table for a decoder tied to it.
+
+    A decoder that uses this table hands its dense gradient on to here, where the sparse one of the
+    input is added in place: the two never exist as two tables.
+    """
+    hidden_TD, table_VD = _Embed.apply(  # type: ignore[no-untyped-call]
+        tables.token_VD,
+        tables.position_PD,
+        tables.segment_SD,
+        tables.gain_D,
+        tables.shift_D,
+        plan,
+    )
+    return hidden_TD, table_VD
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        token_VD: Tensor,
+        position_PD: Tensor,
+        segment_SD: Tensor,
+        gain_D: Tensor,
+        shift_D: Tensor,
+        plan: EmbedPlan,
+    ) -> tuple[Tensor, Tensor]:
+        tables = calls.Tables(
+            token_VD=token_VD,
+            position_PD=position_PD,
+            segment_SD=segment_SD,
+            gain_D=gain_D,
+            shift_D=shift_D,
+        )
+        hidden_TD, mean_T, inverse_T = calls.embed_forward(
+            plan.lib, plan.ids, tables, eps=plan.eps, drop=plan.drop, dtype=plan.dtype
+        )
+        ctx.save_for_backward(token_VD, position_PD, segment_SD, gain_D, shift_D, mean_T, inverse_T)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        return hidden_TD, token_VD.view_as(token_VD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_hidden_TD: Tensor | None, d_table_VD: Tensor | None) -> _Grads:
+        if d_hidden_TD is None:
+            return d_table_VD, None, None, None, None, None
+        *parameters, mean_T, inverse_T = ctx.saved_tensors
+        names = ("token_VD", "position_PD", "segment_SD", "gain_D", "shift_D")
+        tables = calls.Tables(**dict(zip(names, parameters, strict=True)))
+        grads = [torch.zeros_like(p) for p in parameters[1:]]
+        grads.insert(0, torch.zeros_like(parameters[0]) if d_table_VD is None else d_table_VD)
+        calls.embed_backward(
+            ctx.plan.lib,
+            ctx.plan.ids,
+            tables,
+            d_hidden_TD.contiguous(),
+            (mean_T, inverse_T),
+            drop=ctx.plan.drop,
+            into=calls.Tables(**dict(zip(names, grads, strict=True))),
+        )
+        return (*grads, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPlan:
+    """What a block's pass needs besides tensors with gradients."""
+
+    lib: ctypes.CDLL
+    dtype: torch.dtype
+    starts_N1: Tensor
+    longest: int
+    heads: int
+    eps: float
+    activation: Activation
+    drop_probs: Dropout
+    drop_attended: Dropout
+    drop_inner: Dropout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockParameters:
+    """A block's parameters, in the order in which `_Block` takes them."""
+
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    attention_gain: Tensor
+    attention_shift: Tensor
+    inner_weight: Tensor
+    inner_bias: Tensor
+    inner_out_weight: Tensor
+    inner_out_bias: Tensor
+    output_gain: Tensor
+    output_shift: Tensor
+
+
+def run_block(hidden_TD: Tensor, parameters: BlockParameters, plan: BlockPlan) -> Tensor:
+    """One post-LayerNorm block, (T, D) to (T, D)."""
+    p = parameters
+    output_TD: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
+        hidden_TD.to(plan.dtype),
+        p.qkv_weight,
+        p.qkv_bias,
+        p.out_weight,
+        p.out_bias,
+        p.attention_gain,
+        p.attention_shift,
+        p.inner_weight,
+        p.inner_bias,
+        p.inner_out_weight,
+        p.inner_out_bias,
+        p.output_gain,
+        p.output_shift,
+        plan,
+    )
+    return output_TD
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_TD: Tensor, *rest: Any) -> Tensor:
+        parameters, plan = BlockParameters(**dict(zip(_NAMES, rest[:-1], strict=True))), rest[-1]
+        with torch.autocast("cpu", enabled=False):
+            output_TD, saved = _block_forward(hidden_TD.contiguous(), parameters, plan)
+        ctx.save_for_backward(*saved)
+        ctx.plan = plan
+        return output_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output_TD: Tensor) -> _Grads:
+        with torch.autocast("cpu", enabled=False):
+            return _block_backward(
+                d_output_TD.contiguous(), ctx.saved_tensors, ctx.plan, ctx.needs_input_grad
+            )
+
+
+_NAMES = tuple(BlockParameters.__dataclass_fields__)
+
+
+def _block_forward(
+    hidden_TD: Tensor, parameters: BlockParameters, plan: BlockPlan
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    p, lib, dtype = parameters, plan.lib, plan.dtype
+    qkv_weight, out_weight = p.qkv_weight.to(dtype), p.out_weight.to(dtype)
+    inner_weight, inner_out_weight = p.inner_weight.to(dtype), p.inner_out_weight.to(dtype)
+    qkv_TD = F.linear(hidden_TD, qkv_weight, p.qkv_bias.to(dtype))
+    context_TD, log_sums_TH = calls.attention_forward(
+        lib, qkv_TD, plan.starts_N1, longest=plan.longest, heads=plan.heads, drop=plan.drop_probs
+    )
+    middle_TD, *first_norm = calls.add_norm_forward(
+        lib,
+        hidden_TD,
+        F.linear(context_TD, out_weight, p.out_bias.to(dtype)),
+        p.attention_gain,
+        p.attention_shift,
+        eps=plan.eps,
+        drop=plan.drop_attended,
+    )
+    inner_TF = F.linear(middle_TD, inner_weight, p.inner_bias.to(dtype))
+    active_TF = calls.activate_forward(lib, inner_TF, plan.activation)
+    output_TD, *second_norm = calls.add_norm_forward(
+        lib,
+        middle_TD,
+        F.linear(active_TF, inner_out_weight, p.inner_out_bias.to(dtype)),
+        p.output_gain,
+        p.output_shift,
+        eps=plan.eps,
+        drop=plan.drop_inner,
+    )
+    saved = (
+        *(hidden_TD, qkv_TD, context_TD, log_sums_TH, *first_norm, middle_TD, inner_TF),
+        *(*second_norm, qkv_weight, out_weight, inner_weight, inner_out_weight),
+        *(p.attention_gain, p.output_gain),
+    )
+    return output_TD, saved
+
+
+def _block_backward(
+    d_output_TD: Tensor, saved: tuple[Tensor, ...], plan: BlockPlan, needed: tuple[bool, ...]
+) -> _Grads:
+    lib = plan.lib
+    hidden_TD, qkv_TD, context_TD, log_sums_TH, *rest = saved
+    first_TD, first_mean, first_inverse, middle_TD, inner_TF, *rest = rest
+    second_TD, second_mean, second_inverse, qkv_weight, out_weight, *rest = rest
+    inner_weight, inner_out_weight, attention_gain, output_gain = rest
+    second = calls.add_norm_backward(
+        lib,
+        d_output_TD,
+        None,
+        second_TD,
+        (second_mean, second_inverse),
+        output_gain,
+        drop=plan.drop_inner,
+    )
+    active_TF, d_inner_TF, d_inner_bias = calls.activate_backward(
+        lib, inner_TF, second.added_TD @ inner_out_weight, plan.activation
+    )
+    d_inner_out_weight = _weight_grad(second.added_TD, active_TF, needed=needed[9])
+    del active_TF
+    d_inner_weight = _weight_grad(d_inner_TF, middle_TD, needed=needed[7])
+    first = calls.add_norm_backward(
+        lib,
+        d_inner_TF @ inner_weight,
+        second.hidden_TD,
+        first_TD,
+        (first_mean, first_inverse),
+        attention_gain,
+        drop=plan.drop_attended,
+    )
+    d_out_weight = _weight_grad(first.added_TD, context_TD, needed=needed[3])
+    d_qkv_TD = calls.attention_backward(
+        lib,
+        qkv_TD,
+        plan.starts_N1,
+        (context_TD, log_sums_TH),
+        first.added_TD @ out_weight,
+        longest=plan.longest,
+        drop=plan.drop_probs,
+    )
+    return (
+        torch.addmm(first.hidden_TD, d_qkv_TD, qkv_weight) if needed[0] else None,
+        _weight_grad(d_qkv_TD, hidden_TD, needed=needed[1]),
+        calls.column_sums(lib, d_qkv_TD) if needed[2] else None,
+        d_out_weight,
+        first.bias_D,
+        first.gain_D,
+        first.shift_D,
+        d_inner_weight,
+        d_inner_bias,
+        d_inner_out_weight,
+        second.bias_D,
+        second.gain_D,
+        second.shift_D,
+        None,
+    )
+
+
+def _weight_grad(d_output: Tensor, inputs: Tensor, *, needed: bool) -> Tensor | None:
+    """Gradient of a linear map's weight in fp32, from gradients and inputs of the compute type."""
+    return (d_output.t() @ inputs).float() if needed else None
+
+
+def masked_loss(
+    hidden_MD: Tensor, table_VD: Tensor, bias_V: Tensor, targets_M: Tensor
+) -> Tensor | None:
+    """Summed cross-entropy of hidden @ table' + bias, a scalar; None where there are no kernels.
+
+    The logits exist once, in the compute type, and become their own gradient.
+    """
+    lib = fused_library(table_VD)
+    if lib is None:
+        return None
+    nats: Tensor = _MaskedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_MD.to(compute_dtype(table_VD)), table_VD, bias_V, targets_M, lib
+    )
+    return nats
+
+
+class _MaskedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MD: Tensor,
+        table_VD: Tensor,
+        bias_V: Tensor,
+        targets_M: Tensor,
+        lib: ctypes.CDLL,
+    ) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            weight_VD = table_VD.to(hidden_MD.dtype)
+            logits_MV = hidden_MD @ weight_VD.t()
+            losses_M, d_bias_V = calls.cross_entropy(lib, logits_MV, bias_V, targets_M)
+        ctx.save_for_backward(hidden_MD, weight_VD, logits_MV, d_bias_V)
+        return losses_M.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> _Grads:
+        hidden_MD, weight_VD, d_logits_MV, d_bias_V = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            d_hidden_MD = ((d_logits_MV @ weight_VD).float() * scale).to(hidden_MD.dtype)
+            scaled_MD = (hidden_MD.float() * scale).to(hidden_MD.dtype)
+            d_table_VD = _weight_grad(d_logits_MV, scaled_MD, needed=True)
+        return d_hidden_MD, d_table_VD, d_bias_V * scale, None, None
+
+
+def ids_of(batch: PackedBatch) -> calls.Ids:
+    """The batch's row numbers, as the kernels want them."""
+    return calls.Ids(
+        token_T=batch.input_ids_T.contiguous(),
+        position_T=batch.position_ids_T.contiguous(),
+        segment_T=batch.segment_ids_T.contiguous(),
+    )
