@@ -13,8 +13,8 @@ from transformers import BertTokenizerFast
 from bertsmith.batch import unpack
 from bertsmith.data.examples import (
     Examples,
+    ExampleTokenizer,
     TrainingSteps,
-    encode_examples,
     evaluation_batches,
     packs_by_length,
 )
@@ -43,7 +43,9 @@ def sequences(examples: Examples) -> list[list[int]]:
 def test_texts_are_wrapped_whole_whatever_padding_and_cutting_the_tokenizer_holds(
     tokenizer: Tokenizer,
 ) -> None:
-    examples = encode_examples(tokenizer, ["a b c d e", "?", "h"], None, max_sequence_tokens=20)
+    examples = ExampleTokenizer(tokenizer, max_sequence_tokens=20).encode(
+        ["a b c d e", "?", "h"], None
+    )
     assert sequences(examples) == [[2, 5, 6, 7, 8, 9, 3], [2, 1, 3], [2, 12, 3]]
     assert examples.segment_ids_T is None
     assert (examples.num_cut, examples.tokens_cut) == (0, 0)
@@ -51,7 +53,7 @@ def test_texts_are_wrapped_whole_whatever_padding_and_cutting_the_tokenizer_hold
 
 
 def test_long_texts_lose_their_end_and_are_counted(tokenizer: Tokenizer) -> None:
-    examples = encode_examples(tokenizer, ["a b c d e", "a b"], None, max_sequence_tokens=4)
+    examples = ExampleTokenizer(tokenizer, max_sequence_tokens=4).encode(["a b c d e", "a b"], None)
     assert sequences(examples) == [[2, 5, 6, 3], [2, 5, 6, 3]]
     assert (examples.num_cut, examples.tokens_cut) == (1, 3)
 
@@ -64,7 +66,7 @@ def test_pairs_are_those_of_transformers(tokenizer: Tokenizer) -> None:
         **{f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")},
     )
     for limit in (5, 8, 9, 40):
-        examples = encode_examples(tokenizer, firsts, seconds, max_sequence_tokens=limit)
+        examples = ExampleTokenizer(tokenizer, max_sequence_tokens=limit).encode(firsts, seconds)
         expected = oracle(firsts, seconds, truncation="longest_first", max_length=limit)
         assert sequences(examples) == expected["input_ids"]
         assert examples.segment_ids_T is not None
@@ -87,7 +89,7 @@ def test_packs_hold_each_row_once_within_their_room_longest_first(
 @pytest.fixture(scope="module")
 def examples(tokenizer: Tokenizer) -> Examples:
     texts = [" ".join("abcdefgh"[: 1 + i % 8]) for i in range(33)]
-    return encode_examples(tokenizer, texts, None, max_sequence_tokens=20)
+    return ExampleTokenizer(tokenizer, max_sequence_tokens=20).encode(texts, None)
 
 
 def steps_of(examples: Examples, *, seed: int) -> TrainingSteps:

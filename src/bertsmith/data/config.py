@@ -17,7 +17,7 @@ class PackingConfig:
 
     def __post_init__(self) -> None:
         """Reject what no pack can hold."""
-        if self.max_sequence_tokens < 3:  # noqa: PLR2004 - [CLS] x [SEP]
+        if self.max_sequence_tokens < 3:  # [CLS] x [SEP]
             raise ValueError(
                 f"max_sequence_tokens is {self.max_sequence_tokens}; it must be at least 3"
             )

@@ -55,59 +55,59 @@ class Examples:
         )
 
 
-def encode_examples(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None,
-    *,
-    max_sequence_tokens: int,
-) -> Examples:
-    """Tokenise texts or pairs, and cut those that are too long.
+class ExampleTokenizer:
+    """Tokenises texts or pairs, and cuts those that are too long.
 
     A pair loses tokens from its longer text first, as with `truncation="longest_first"` in
     transformers; a text loses its end. Special tokens are never lost.
-
-    Args:
-        tokenizer: Whose post-processor adds the special tokens. Left as it is.
-        texts: The first texts.
-        pairs: The second texts, or None.
-        max_sequence_tokens: Most tokens of an example, special ones included.
     """
-    whole, cutting = Tokenizer.from_str(tokenizer.to_str()), Tokenizer.from_str(tokenizer.to_str())
-    for each in (whole, cutting):
-        each.no_padding()
-        each.no_truncation()
-    cutting.enable_truncation(max_sequence_tokens, strategy="longest_first")
-    ids: list[np.ndarray] = []
-    segments: list[np.ndarray] = []
-    lengths: list[int] = []
-    num_cut = tokens_cut = 0
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        end = start + TEXTS_AT_ONCE
-        some: list[str] | list[tuple[str, str]] = list(texts[start:end])
-        if pairs is not None:
-            some = list(zip(texts[start:end], pairs[start:end], strict=True))
-        encodings: list[Encoding] = whole.encode_batch_fast(some)
-        for i, encoding in enumerate(encodings):
-            if len(encoding) > max_sequence_tokens:
-                one = some[i]
-                short = cutting.encode(one) if isinstance(one, str) else cutting.encode(*one)
-                num_cut += 1
-                tokens_cut += len(encoding) - len(short)
-                encodings[i] = short
-        lengths += [len(e) for e in encodings]
-        ids.append(np.concatenate([np.array(e.ids, dtype=np.int32) for e in encodings]))
-        if pairs is not None:
-            segments.append(np.concatenate([np.array(e.type_ids, np.int8) for e in encodings]))
-    starts_N1 = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=starts_N1[1:])
-    return Examples(
-        input_ids_T=torch.from_numpy(np.concatenate(ids) if ids else np.zeros(0, np.int32)),
-        segment_ids_T=torch.from_numpy(np.concatenate(segments)) if segments else None,
-        starts_N1=starts_N1,
-        num_cut=num_cut,
-        tokens_cut=tokens_cut,
-    )
+
+    def __init__(self, tokenizer: Tokenizer, *, max_sequence_tokens: int) -> None:
+        """Set up two copies: one that never cuts, and one for what has to be cut.
+
+        Args:
+            tokenizer: Whose post-processor adds the special tokens. Left as it is; padding and
+                cutting that are stored in it are not followed.
+            max_sequence_tokens: Most tokens of an example, special ones included.
+        """
+        self._max_sequence_tokens = max_sequence_tokens
+        self._whole = Tokenizer.from_str(tokenizer.to_str())
+        self._whole.no_padding()
+        self._whole.no_truncation()
+        self._cutting = Tokenizer.from_str(self._whole.to_str())
+        self._cutting.enable_truncation(max_sequence_tokens, strategy="longest_first")
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Examples:
+        """Tokenise texts, or pairs of a text and its second, and count what was cut."""
+        ids: list[np.ndarray] = [np.zeros(0, np.int32)]
+        segments: list[np.ndarray] = [np.zeros(0, np.int8)]
+        lengths: list[int] = [0]
+        num_cut = tokens_cut = 0
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            end = start + TEXTS_AT_ONCE
+            some: list[str | tuple[str, str]] = list(texts[start:end])
+            if pairs is not None:
+                some = list(zip(texts[start:end], pairs[start:end], strict=True))
+            for one, whole in zip(some, self._whole.encode_batch_fast(some), strict=True):
+                encoding = whole
+                if len(whole) > self._max_sequence_tokens:
+                    encoding = self._cut(one)
+                    num_cut += 1
+                    tokens_cut += len(whole) - len(encoding)
+                lengths.append(len(encoding))
+                ids.append(np.array(encoding.ids, dtype=np.int32))
+                if pairs is not None:
+                    segments.append(np.array(encoding.type_ids, dtype=np.int8))
+        return Examples(
+            input_ids_T=torch.from_numpy(np.concatenate(ids)),
+            segment_ids_T=None if pairs is None else torch.from_numpy(np.concatenate(segments)),
+            starts_N1=torch.tensor(lengths).cumsum(0),
+            num_cut=num_cut,
+            tokens_cut=tokens_cut,
+        )
+
+    def _cut(self, one: str | tuple[str, str]) -> Encoding:
+        return self._cutting.encode(one) if isinstance(one, str) else self._cutting.encode(*one)
 
 
 def packs_by_length(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
+from bertsmith.data.examples import ExampleTokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
 from bertsmith.model.heads import SequenceClassifier
@@ -78,8 +79,7 @@ class Classifier:
     folder: Path
     model: SequenceClassifier
     labels: tuple[str, ...]
-    tokenizer: Tokenizer
-    max_sequence_tokens: int
+    tokenizer: ExampleTokenizer
     task: Task | None
     device: torch.device
     compute_dtype: torch.dtype
@@ -174,17 +174,17 @@ def open_classifier(
     task = read_task(folder)
     if max_sequence_tokens is None and task is not None:
         max_sequence_tokens = task.max_sequence_tokens
+    longest = longest_example(
+        max_sequence_tokens,
+        config.max_position_embeddings,
+        is_pair=task is not None and task.columns.pair is not None,
+    )
     target = resolve_device(device)
     return Classifier(
         folder=folder,
         model=model.to(target).eval(),
         labels=labels,
-        tokenizer=tokenizer,
-        max_sequence_tokens=longest_example(
-            max_sequence_tokens,
-            config.max_position_embeddings,
-            is_pair=task is not None and task.columns.pair is not None,
-        ),
+        tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest),
         task=task,
         device=target,
         compute_dtype=resolve_precision(precision, target),

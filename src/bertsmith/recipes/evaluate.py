@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from bertsmith.data.examples import encode_examples, evaluation_batches
+from bertsmith.data.examples import evaluation_batches
 from bertsmith.data.labels import label_ids
 from bertsmith.data.tables import read_table
 from bertsmith.metrics import ClassificationMetrics, ClassificationTally
@@ -63,12 +63,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     )
     labels_N = label_ids(table, classifier.labels, known_from=f"the model {config.model}")
     started_at_seconds = time.perf_counter()
-    examples = encode_examples(
-        classifier.tokenizer,
-        table.texts,
-        table.pairs,
-        max_sequence_tokens=classifier.max_sequence_tokens,
-    )
+    examples = classifier.tokenizer.encode(table.texts, table.pairs)
     tally = ClassificationTally(len(classifier.labels))
     batches = evaluation_batches(examples, labels_N, tokens_per_pack=config.tokens_per_pack)
     for batch in ahead(batches):

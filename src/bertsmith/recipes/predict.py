@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.batch import PackedBatch
-from bertsmith.data.examples import Examples, encode_examples, packs_by_length
+from bertsmith.data.examples import Examples, packs_by_length
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import PredictConfig
@@ -119,11 +119,8 @@ def _windows(
     rows = iter(reader)
     while window := list(itertools.islice(rows, ROWS_PER_WINDOW)):
         has_pairs = reader.columns.pair is not None
-        examples = encode_examples(
-            classifier.tokenizer,
-            [r.text for r in window],
-            [r.pair or "" for r in window] if has_pairs else None,
-            max_sequence_tokens=classifier.max_sequence_tokens,
+        examples = classifier.tokenizer.encode(
+            [r.text for r in window], [r.pair or "" for r in window] if has_pairs else None
         )
         packs = packs_by_length(
             examples.lengths_N, range(len(window)), tokens_per_pack=tokens_per_pack

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from bertsmith.data.columns import UsualColumns
-from bertsmith.data.examples import Examples, encode_examples
+from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.labels import label_ids, label_names, stratified_holdout
 from bertsmith.data.tables import Table, read_table
 from bertsmith.recipes.config import FinetuneConfig
@@ -103,16 +102,11 @@ def read_task_tables(config: FinetuneConfig) -> TaskTables:
     )
 
 
-def encode_part(
-    table: Table, labels: tuple[str, ...], tokenizer: Tokenizer, *, max_sequence_tokens: int
-) -> Part:
+def encode_part(table: Table, labels: tuple[str, ...], tokenizer: ExampleTokenizer) -> Part:
     """Tokenise a table's examples."""
-    examples = encode_examples(
-        tokenizer, table.texts, table.pairs, max_sequence_tokens=max_sequence_tokens
-    )
     return Part(
         table=table,
-        examples=examples,
+        examples=tokenizer.encode(table.texts, table.pairs),
         labels_N=label_ids(table, labels, known_from=str(table.path)),
     )
 
