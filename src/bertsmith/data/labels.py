@@ -85,7 +85,7 @@ def stratified_holdout(
         rows_of.setdefault(label, []).append(row)
     names = sorted(rows_of)
     wanted = {n: share * len(rows_of[n]) for n in names}
-    taken = {n: min(int(wanted[n]), len(rows_of[n]) - 1) for n in names}
+    taken = {n: int(wanted[n]) for n in names}
     total = max(1, round(share * len(labels)))
     for name in sorted(names, key=lambda n: (taken[n] - wanted[n], n)):
         if sum(taken.values()) >= total:
