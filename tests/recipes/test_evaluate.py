@@ -46,7 +46,8 @@ def test_scores_are_those_of_the_predictions(
     folder, data = make_classifier(labels=LABELS), write_table(tmp_path / "test.csv")
     assert main(settings(folder, data, json=True)) == 0
     found = json.loads(capsys.readouterr().out)
-    predict(PredictConfig(model=str(folder), data=str(data), output=str(tmp_path / "p.csv")))
+    output = str(tmp_path / "p.csv")
+    predict(PredictConfig(model=str(folder), data=str(data), output=output, precision="fp32"))
     rows = read_csv(tmp_path / "p.csv")
     true, predicted = [r["label"] for r in rows], [r["predicted_label"] for r in rows]
     assert found["num_examples"] == 60

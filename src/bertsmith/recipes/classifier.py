@@ -25,6 +25,7 @@ from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.recipes.config import Device
 from bertsmith.train.config import Precision
+from bertsmith.train.precision import Compute, choose_compute
 
 TASK_FILE = "bertsmith.json"
 
@@ -81,8 +82,7 @@ class Classifier:
     labels: tuple[str, ...]
     tokenizer: ExampleTokenizer
     task: Task | None
-    device: torch.device
-    compute_dtype: torch.dtype
+    compute: Compute
 
     @property
     def is_pair(self) -> bool | None:
@@ -101,9 +101,8 @@ class Classifier:
         Raises:
             UserError: A score is not finite: the weights are broken.
         """
-        on = self.compute_dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=on):
-            logits_NC = self.model.logits_NC(batch.to(self.device), dropout_seed=None)
+        with self.compute.autocast():
+            logits_NC = self.model.logits_NC(batch.to(self.compute.device), dropout_seed=None)
         logits_NC = logits_NC.float().cpu()
         if not bool(torch.isfinite(logits_NC).all()):
             raise UserError(f"{self.folder}: the model gives scores that are not finite (NaN)")
@@ -179,15 +178,14 @@ def open_classifier(
         config.max_position_embeddings,
         is_pair=task is not None and task.columns.pair is not None,
     )
-    target = resolve_device(device)
+    compute = choose_compute(precision, device)
     return Classifier(
         folder=folder,
-        model=model.to(target).eval(),
+        model=model.to(compute.device).eval(),
         labels=labels,
         tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest),
         task=task,
-        device=target,
-        compute_dtype=resolve_precision(precision, target),
+        compute=compute,
     )
 
 
@@ -209,20 +207,3 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def highest_id(tokenizer: Tokenizer) -> int:
     """The largest id it can give; added tokens may lie beyond its size."""
     return max(tokenizer.get_vocab().values())
-
-
-def resolve_device(device: Device) -> torch.device:
-    """The device meant."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU can be used here; use --device cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
-
-
-def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """The dtype of the forward pass."""
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return dtypes[precision]
