@@ -1,0 +1,216 @@
+"""The training loop, a function to be read top to bottom.
+
+What to train on, where to write and what to show are the caller's business.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+
+from bertsmith.train.checkpoint import RunState
+from bertsmith.train.config import OptimConfig
+from bertsmith.train.interruption import Interruption
+from bertsmith.train.optim import AdamW
+from bertsmith.train.precision import Compute
+from bertsmith.train.schedule import learning_rate
+from bertsmith.train.step import BatchT, LossModel, StepReport, train_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long to train: exactly one of these is given."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def progress(self, state: RunState) -> float:
+        """Share spent, from 0; at 1 the run is done."""
+        if self.steps is not None:
+            return state.step / self.steps
+        if self.tokens is not None:
+            return state.tokens / self.tokens
+        assert self.seconds is not None
+        return state.elapsed_seconds / self.seconds
+
+    def schedule_progress(self, state: RunState) -> float:
+        """Progress as the learning rate sees it: a step that fp16 skipped does not move it."""
+        return self.progress(state) if self.steps is None else state.updates / self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """When something is due: each so many steps, or so many times a run, or minutes apart."""
+
+    every_steps: int | None = None
+    times_a_run: int | None = None
+    every_seconds: float | None = None
+
+    def is_due(self, step: int, *, before: float, after: float, since_seconds: float) -> bool:
+        """Whether it is due after a step.
+
+        Args:
+            step: Steps done.
+            before: Progress before the step.
+            after: Progress after it.
+            since_seconds: Time since it was last done.
+        """
+        if self.every_steps is not None and step % self.every_steps == 0:
+            return True
+        if self.every_steps is None and self.times_a_run is not None:
+            return int(after * self.times_a_run) > int(before * self.times_a_run)
+        return self.every_seconds is not None and since_seconds >= self.every_seconds
+
+
+class Hooks(Protocol):
+    """What a caller does while training goes on; the loop calls nothing else."""
+
+    def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
+        """A step is done."""
+
+    def on_evaluate(self, state: RunState) -> RunState:
+        """Evaluate, and return the state with the best score brought up to date."""
+        ...
+
+    def should_stop(self, state: RunState) -> bool:
+        """Whether to stop early, asked after each evaluation."""
+        ...
+
+    def on_save(self, state: RunState) -> None:
+        """Write a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """The loop's own settings."""
+
+    budget: Budget
+    optim: OptimConfig
+    seed: int
+    evaluate: Cadence
+    save: Cadence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How training ended."""
+
+    status: Literal["completed", "stopped_early", "interrupted"]
+    state: RunState
+
+
+def train(
+    model: LossModel[BatchT],
+    optimizer: AdamW,
+    *,
+    steps: Callable[[int], Iterator[Sequence[BatchT]]],
+    config: LoopConfig,
+    compute: Compute,
+    state: RunState,
+    hooks: Hooks,
+    interruption: Interruption,
+) -> Outcome:
+    """Train until the budget is spent, an evaluation says stop, or a signal comes.
+
+    Evaluation and saving never change the steps that follow: no randomness is shared, and a step's
+    packs, masks and dropout follow from its number alone. A run that ends is evaluated and saved.
+
+    Args:
+        model: In which `optimizer` holds the parameters.
+        optimizer: Updated in place.
+        steps: The packs of step N, N + 1, ... for a start N; closed when training ends.
+        config: Budget, schedule and cadences.
+        compute: Device and format.
+        state: Where to start: a new run's is `RunState()`.
+        hooks: Told about each step; evaluates and saves.
+        interruption: Read between steps; a stop saves and is no error.
+
+    Raises:
+        NonFiniteLossError: Before the weights are touched.
+    """
+    scaler = _scaler(compute, state)
+    budget, last_saved_seconds = config.budget, state.elapsed_seconds
+    stream = steps(state.step)
+    clock = time.perf_counter() - state.elapsed_seconds
+    evaluated_at = saved_at = state.step if state.step else -1
+    status: Literal["completed", "stopped_early", "interrupted"] = "completed"
+    try:
+        while (before := budget.progress(state)) < 1.0:
+            if interruption:
+                status = "interrupted"
+                break
+            report = train_step(
+                model,
+                next(stream),
+                optimizer,
+                compute=compute,
+                scaler=scaler,
+                step=state.step,
+                seed=config.seed,
+                learning_rate=learning_rate(
+                    config.optim, progress=budget.schedule_progress(state), step=state.updates
+                ),
+                max_grad_norm=config.optim.max_grad_norm,
+            )
+            state = _advance(state, report, scaler, elapsed=time.perf_counter() - clock)
+            after = budget.progress(state)
+            hooks.on_report(report, state, after)
+            if after >= 1.0:
+                break
+            if config.evaluate.is_due(state.step, before=before, after=after, since_seconds=0.0):
+                state, evaluated_at = hooks.on_evaluate(state), state.step
+                state = replace(state, elapsed_seconds=time.perf_counter() - clock)
+                if hooks.should_stop(state):
+                    status = "stopped_early"
+                    break
+            waited = state.elapsed_seconds - last_saved_seconds
+            if config.save.is_due(state.step, before=before, after=after, since_seconds=waited):
+                hooks.on_save(state)
+                saved_at = state.step
+                last_saved_seconds = time.perf_counter() - clock
+    finally:
+        close = getattr(stream, "close", None)
+        if close is not None:
+            close()
+    if status != "interrupted" and evaluated_at != state.step:
+        state = hooks.on_evaluate(state)
+        state = replace(state, elapsed_seconds=time.perf_counter() - clock)
+    if saved_at != state.step:
+        hooks.on_save(state)
+    return Outcome(status=status, state=state)
+
+
+def _advance(
+    state: RunState, report: StepReport, scaler: torch.amp.GradScaler | None, *, elapsed: float
+) -> RunState:
+    """The state after a step."""
+    state = replace(
+        state,
+        step=report.step,
+        updates=state.updates + report.is_applied,
+        tokens=state.tokens + report.num_tokens,
+        train_seconds=state.train_seconds + report.seconds,
+        elapsed_seconds=elapsed,
+    )
+    if scaler is None:
+        return state
+    held = scaler.state_dict()
+    return replace(
+        state, loss_scale=float(held["scale"]), loss_scale_streak=int(held["_growth_tracker"])
+    )
+
+
+def _scaler(compute: Compute, state: RunState) -> torch.amp.GradScaler | None:
+    """The loss scaler of an fp16 run, as it was when the run was saved."""
+    if compute.dtype != torch.float16:
+        return None
+    scaler = torch.amp.GradScaler(compute.device.type)
+    if state.loss_scale is not None:
+        scaler.load_state_dict(
+            scaler.state_dict()
+            | {"scale": state.loss_scale, "_growth_tracker": state.loss_scale_streak}
+        )
+    return scaler
