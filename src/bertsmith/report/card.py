@@ -1,0 +1,67 @@
+"""The model card: a README.md that says what a model was made of and how to use it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.report.run_folder import write_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What the card says."""
+
+    title: str
+    task: str
+    """The pipeline that runs it: fill-mask or text-classification."""
+
+    summary: str
+    """A sentence on what it is."""
+
+    data: Mapping[str, str]
+    settings: Mapping[str, str]
+    results: Mapping[str, str]
+    versions: Mapping[str, str]
+    repeat: str
+    """Command that makes it again."""
+
+    example: str
+    """A text for the usage example."""
+
+
+def write_card(folder: Path, card: ModelCard) -> None:
+    """Write `README.md` with the header that model hubs read."""
+    parts = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {card.task}",
+        "tags: [bert, bertsmith]",
+        "---",
+        "",
+        f"# {card.title}",
+        "",
+        card.summary,
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from transformers import pipeline",
+        f'pipeline("{card.task}", model="model")({card.example!r})',
+        "```",
+        "",
+    ]
+    for heading, values in (
+        ("Data", card.data),
+        ("Settings", card.settings),
+        ("Results", card.results),
+        ("Versions", card.versions),
+    ):
+        parts += [f"## {heading}", "", "| what | value |", "| --- | --- |"]
+        parts += [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
+        parts.append("")
+    parts += ["## Repeat", "", "```", card.repeat, "```", ""]
+    write_whole(folder / "README.md", "\n".join(parts))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,96 @@
+"""The run folder: who may write it, and the files that say what the run was and how it ended."""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from bertsmith import __version__
+from bertsmith.errors import UserError
+
+CONFIG_FILE, SUMMARY_FILE = "run.yaml", "summary.json"
+
+
+def open_run_folder(path: str, *, resume: bool, overwrite: bool) -> Path:
+    """Make the folder, or refuse one that holds something.
+
+    Raises:
+        UserError: It holds another run and neither `resume` nor `overwrite` is given, holds files
+            that are no run of ours, or cannot be written.
+    """
+    folder = Path(path)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--output {path}: is a file; name a folder")
+        if folder.is_dir() and any(folder.iterdir()) and not resume:
+            if not (folder / CONFIG_FILE).exists():
+                raise UserError(f"--output {path}: holds files that are no run; name a new folder")
+            if not overwrite:
+                raise UserError(
+                    f"--output {path}: holds another run; name a new folder, or give --resume to "
+                    "go on with it or --overwrite to replace it"
+                )
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--output {path}: cannot be written ({error.strerror or error})"
+        ) from error
+    return folder
+
+
+def write_config(folder: Path, config: Any) -> None:
+    """The whole resolved config as YAML: `bertsmith VERB --config run.yaml` repeats the run."""
+    values = asdict(config)
+    for key in ("resume", "overwrite"):
+        values.pop(key, None)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    write_whole(folder / CONFIG_FILE, text)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """`summary.json`: how the run ended."""
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / SUMMARY_FILE, text + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the process on a CPU, of the device's allocator on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    return {
+        "bertsmith": __version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
