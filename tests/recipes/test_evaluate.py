@@ -49,7 +49,7 @@ def test_scores_are_those_of_the_predictions(
     output = str(tmp_path / "p.csv")
     predict(PredictConfig(model=str(folder), data=str(data), output=output, precision="fp32"))
     rows = read_csv(tmp_path / "p.csv")
-    true, predicted = [r["label"] for r in rows], [r["predicted_label"] for r in rows]
+    true, predicted = [r["label"] for r in rows], [r["prediction"] for r in rows]
     assert found["num_examples"] == 60
     assert found["metrics"]["accuracy"] == sklearn_metrics.accuracy_score(true, predicted)
     confusion = sklearn_metrics.confusion_matrix(true, predicted, labels=LABELS)

@@ -62,11 +62,11 @@ def test_labels_and_probabilities_are_those_of_the_transformers_pipeline(
         else texts
     )
     for row, expected in zip(found, oracle(inputs, truncation=True), strict=True):
-        assert row["predicted_label"] == expected[0]["label"]
+        assert row["prediction"] == expected[0]["label"]
         chances = {e["label"]: e["score"] for e in expected}
         assert row["probabilities"] == pytest.approx(chances, abs=2e-6)
     assert [r["text"] for r in found] == texts
-    assert len({r["predicted_label"] for r in found}) > 1
+    assert len({r["prediction"] for r in found}) > 1
 
 
 def test_order_and_other_columns_are_kept_over_many_windows(
@@ -86,14 +86,14 @@ def test_order_and_other_columns_are_kept_over_many_windows(
         "id",
         "text",
         "label",
-        "predicted_label",
+        "prediction",
         *(f"probability_{x}" for x in LABELS),
     ]
     for a, b in zip(one, many, strict=True):
         chances = [[float(r[f"probability_{x}"]) for x in LABELS] for r in (a, b)]
         assert chances[0] == pytest.approx(chances[1], abs=1e-5)
         assert sum(chances[0]) == pytest.approx(1, abs=1e-5)
-        assert b["predicted_label"] == LABELS[chances[1].index(max(chances[1]))]
+        assert b["prediction"] == LABELS[chances[1].index(max(chances[1]))]
 
 
 def test_lines_of_standard_input_become_csv_on_standard_output(
@@ -127,7 +127,7 @@ def test_cells_that_a_spreadsheet_would_run_are_escaped_in_csv_only(
         "'-good film",
         "good=bad",
     ]
-    assert {r["predicted_label"] for r in rows} <= {"'=neg", "pos"}
+    assert {r["prediction"] for r in rows} <= {"'=neg", "pos"}
     predict(settings(folder, data, tmp_path / "out.jsonl"))
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == texts
@@ -175,9 +175,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
 def test_a_column_that_would_be_overwritten_is_refused(
     tmp_path: Path, make_classifier: MakeClassifier
 ) -> None:
-    data = write_csv(tmp_path / "new.csv", {"text": ["a"], "predicted_label": ["x"]})
+    data = write_csv(tmp_path / "new.csv", {"text": ["a"], "prediction": ["x"]})
     folder = make_classifier(labels=LABELS)
-    with pytest.raises(UserError, match="'predicted_label' is there already"):
+    with pytest.raises(UserError, match="'prediction' is there already"):
         predict(settings(folder, data, tmp_path / "out.csv"))
 
 

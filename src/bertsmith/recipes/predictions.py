@@ -1,6 +1,6 @@
 """The file that `bertsmith predict` writes: the table's own columns, then what was predicted.
 
-CSV gets the columns `predicted_label` and `probability_<label>`; JSONL the keys `predicted_label`
+CSV gets the columns `prediction` and `probability_<label>`; JSONL the keys `prediction`
 and `probabilities`. A file appears whole under its name, or not at all.
 """
 
@@ -16,7 +16,7 @@ from typing import TextIO
 
 from bertsmith.errors import UserError
 
-PREDICTED = "predicted_label"
+PREDICTED = "prediction"
 PROBABILITY = "probability_"
 PROBABILITIES = "probabilities"
 
