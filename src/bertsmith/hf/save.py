@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -68,10 +68,12 @@ def save_model(
     *,
     tokenizer_folder: Path | None = None,
     labels: Sequence[str] | None = None,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model folder that is there whole or not at all, replacing one that is there.
 
-    Written beside its place under a temporary name, flushed to disk, then renamed.
+    Written beside its place under a temporary name, flushed to disk, then renamed. `write_more`
+    may add files to the folder that it is given before that.
 
     Raises:
         UserError: The folder cannot be written.
@@ -84,6 +86,8 @@ def save_model(
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh.mkdir()
         write_model_files(fresh, model, tokenizer_folder=tokenizer_folder, labels=labels)
+        if write_more is not None:
+            write_more(fresh)
         for file in fresh.iterdir():
             _flush(file)
         _flush(fresh)

@@ -120,6 +120,7 @@ class FinetuneConfig:
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
         )
     )
+    save: SaveConfig = field(default_factory=SaveConfig)
     hidden_dropout_prob: float | None = None
     """Overrides the model's dropout on the residual stream."""
 
