@@ -1,0 +1,103 @@
+"""The model that pretraining starts from: a preset, a config, a checkpoint, or the run's own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from bertsmith.data.tokenizer import Vocab
+from bertsmith.errors import UserError
+from bertsmith.hf import check_vocabulary, load_masked_lm, read_config, resolve
+from bertsmith.model.config import PRESETS, EncoderConfig
+from bertsmith.model.heads import MaskedLM, initialize
+from bertsmith.recipes.config import PretrainConfig
+
+
+def make_masked_lm(
+    config: PretrainConfig,
+    vocab: Vocab,
+    *,
+    tokenizer_folder: Path,
+    checkpoint: Path | None,
+    say: Callable[[str], None],
+) -> MaskedLM:
+    """The model, with weights.
+
+    Args:
+        config: Names it, and may override its dropout.
+        vocab: Of the prepared data; a new model gets its size from it.
+        tokenizer_folder: The data's tokenizer, which a checkpoint's must equal.
+        checkpoint: The run's own to go on from; None for a new run.
+        say: Told in a line what was loaded and what is new.
+
+    Raises:
+        UserError: The model cannot be had, or does not fit the data.
+    """
+    dropouts = {
+        "hidden_dropout_prob": config.hidden_dropout_prob,
+        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
+    }
+    if checkpoint is not None:
+        model, _ = load_masked_lm(checkpoint, seed=config.seed, **dropouts)
+        return model
+    longest = config.packing.max_sequence_tokens
+    shape = new_shape(config.model, vocab, longest=longest)
+    if shape is None:
+        folder = resolve(config.model)
+        model, report = load_masked_lm(folder, seed=config.seed, **dropouts)
+        check_same_tokenizer(folder, tokenizer_folder)
+        say(str(report))
+    else:
+        shape = replace(shape, **{k: v for k, v in dropouts.items() if v is not None})
+        with torch.random.fork_rng(devices=[]):  # torch's own start is overwritten
+            model = MaskedLM(shape)
+        initialize(model, config=shape, seed=config.seed)
+        say(f"model: all weights are new, from seed {config.seed}")
+    check_vocabulary(model.encoder.config, num_tokens=vocab.size, where=str(tokenizer_folder))
+    positions = model.encoder.config.max_position_embeddings
+    if longest > positions:
+        raise UserError(
+            f"--packing.max_sequence_tokens {longest}: the model has {positions} positions; give "
+            "at most that"
+        )
+    return model
+
+
+def new_shape(model: str, vocab: Vocab, *, longest: int) -> EncoderConfig | None:
+    """The shape of a model from scratch; None if `model` names a checkpoint.
+
+    A preset takes its vocabulary from the data and has positions for the longest sequence. A
+    config.json is taken as it is.
+    """
+    if model in PRESETS:
+        return replace(
+            PRESETS[model],
+            vocab_size=vocab.size,
+            max_position_embeddings=max(PRESETS[model].max_position_embeddings, longest),
+            pad_token_id=vocab.pad_id,
+        )
+    return read_config(Path(model)) if model.endswith(".json") else None
+
+
+def check_same_tokenizer(model_folder: Path, data_tokenizer_folder: Path) -> None:
+    """Refuse data whose ids mean other tokens than the checkpoint's.
+
+    A checkpoint without a tokenizer cannot be checked beyond the vocabulary's size.
+
+    Raises:
+        UserError: An id stands for another token, special ones included.
+    """
+    file = model_folder / "tokenizer.json"
+    if not file.exists():
+        return
+    theirs = Tokenizer.from_file(str(file)).get_vocab()
+    ours = Tokenizer.from_file(str(data_tokenizer_folder / "tokenizer.json")).get_vocab()
+    wrong = sorted((i, token) for token, i in ours.items() if theirs.get(token) != i)
+    if wrong:
+        token_id, token = wrong[0]
+        raise UserError(
+            f"{model_folder}: its tokenizer is not the data's ({len(wrong):,} tokens differ, first "
+            f"{token!r} with id {token_id}); prepare the text with --tokenizer {model_folder}"
+        )

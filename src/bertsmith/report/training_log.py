@@ -1,0 +1,96 @@
+"""The numbers of training on their way to people and files: rates, smoothed loss, metrics lines."""
+
+import time
+
+from bertsmith.report.metrics_log import MetricsLog
+from bertsmith.report.progress import Reading, TrainingDisplay
+from bertsmith.train.checkpoint import RunState
+from bertsmith.train.step import StepReport
+
+WARMUP_STEPS = 3
+"""First steps of a process, left out of its speed: allocation and compilation happen there."""
+
+SMOOTHING = 0.9
+"""Weight of the past in the loss that is shown."""
+
+
+class TrainingLog:
+    """Takes each step's report; shows every one and writes one in so many."""
+
+    def __init__(
+        self,
+        metrics: MetricsLog,
+        display: TrainingDisplay,
+        *,
+        log_every_steps: int,
+        flop_per_token: float,
+        gemm_flop_per_second: float | None,
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            metrics: Where lines go.
+            display: What a person sees.
+            log_every_steps: Steps between lines.
+            flop_per_token: Useful work of training on one real token.
+            gemm_flop_per_second: The machine's limit; None if not measured.
+        """
+        self._metrics, self._display = metrics, display
+        self._log_every_steps = log_every_steps
+        self._flop_per_token, self._gemm = flop_per_token, gemm_flop_per_second
+        self._steps_seen = self._rated_tokens = 0
+        self._rated_seconds = 0.0
+        self.recent_loss: float | None = None
+        """Training loss, smoothed over about ten steps; None before the first."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Real tokens a second of training alone, warm-up left out; None if too few steps."""
+        return self._rated_tokens / self._rated_seconds if self._rated_seconds > 0.0 else None
+
+    @property
+    def gemm_share(self) -> float | None:
+        """Useful FLOP/s over the machine's GEMM rate."""
+        if self._gemm is None or self.tokens_per_second is None:
+            return None
+        return self._flop_per_token * self.tokens_per_second / self._gemm
+
+    def report(self, report: StepReport, state: RunState, progress: float) -> None:
+        """Take in one step."""
+        self._steps_seen += 1
+        if self._steps_seen > WARMUP_STEPS:
+            self._rated_tokens += report.num_tokens
+            self._rated_seconds += report.seconds
+        past = report.loss if self.recent_loss is None else self.recent_loss
+        self.recent_loss = SMOOTHING * past + (1.0 - SMOOTHING) * report.loss
+        is_last = progress >= 1.0
+        self._display.show(
+            Reading(
+                step=state.step,
+                progress=min(progress, 1.0),
+                loss=self.recent_loss,
+                learning_rate=report.learning_rate,
+                grad_norm=report.grad_norm,
+                tokens_per_second=self.tokens_per_second or report.num_tokens / report.seconds,
+                gemm_share=self.gemm_share,
+            ),
+            is_last=is_last,
+        )
+        if is_last or state.step == 1 or state.step % self._log_every_steps == 0:
+            values = {
+                "loss": report.loss,
+                "learning_rate": report.learning_rate,
+                "grad_norm": report.grad_norm,
+                "real_tokens": state.tokens,
+                "seconds": round(state.elapsed_seconds, 3),
+                "tokens_per_second": round(report.num_tokens / report.seconds, 1),
+            }
+            self._metrics.write(state.step, values, at_seconds=time.time())
+
+    def scores(self, scores: dict[str, float], state: RunState) -> None:
+        """Write the scores of an evaluation, named `valid_...`."""
+        self._metrics.write(
+            state.step,
+            {f"valid_{name}": value for name, value in scores.items()},
+            at_seconds=time.time(),
+        )
