@@ -61,6 +61,9 @@ class _Gzip(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def packed_position(self) -> int:
+        return self._raw.tell()
+
     def readinto(self, buffer: object) -> int:
         view = memoryview(cast(bytearray, buffer))
         try:
@@ -91,6 +94,9 @@ class _Zstandard(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def packed_position(self) -> int:
+        return self._raw.tell()
+
     def readinto(self, buffer: object) -> int:
         view = memoryview(cast(bytearray, buffer))
         while not self._ready:
@@ -117,3 +123,9 @@ class _Zstandard(io.RawIOBase):
     def close(self) -> None:
         self._raw.close()
         super().close()
+
+
+def packed_position(stream: BinaryIO) -> int:
+    """Bytes of the file on disk that were read so far, whatever they unpack to."""
+    raw = getattr(stream, "raw", stream)
+    return raw.packed_position() if isinstance(raw, _Gzip | _Zstandard) else stream.tell()

@@ -1,0 +1,240 @@
+"""Text files as documents, one after the other, each with the place it came from.
+
+Files are read as streams in a fixed order, so a corpus may be larger than memory and every machine
+sees the same documents in the same order. What cannot be used is a `UserError` with file and line.
+"""
+
+import glob
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertsmith.data.compressed import ending_of, open_bytes, packed_position
+from bertsmith.errors import UserError
+
+TEXT_ENDINGS, JSON_ENDINGS, PARQUET_ENDINGS = (
+    (".txt", ".text"),
+    (".jsonl", ".ndjson"),
+    (".parquet",),
+)
+MAX_LINE_BYTES = 1 << 28
+"""A longer line is no text but damage or a bomb: 256 MiB."""
+
+Documents = Literal["paragraph", "line"]
+BadBytes = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How documents are found in files."""
+
+    documents: Documents
+    """In .txt files: text between blank lines, or each line."""
+
+    text_field: str
+    """Field of .jsonl, column of .parquet."""
+
+    bad_bytes: BadBytes
+    """What to do with a document that is not UTF-8: stop, or skip and count it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text and where it stands."""
+
+    text: str
+    """Stripped; empty if nothing is left."""
+
+    file_number: int
+    line: int
+    """Line (row, in Parquet) it begins at, from 1."""
+
+    packed_bytes: int
+    """Bytes of its file read so far, for progress."""
+
+    is_bad: bool = False
+    """Not UTF-8, and to be skipped; its text is empty."""
+
+
+def find_files(inputs: list[str]) -> list[Path]:
+    """The text files that paths, folders and globs name, each once, in a fixed order.
+
+    Raises:
+        UserError: Nothing is found, or a named file is of a kind that is not read.
+    """
+    endings = TEXT_ENDINGS + JSON_ENDINGS + PARQUET_ENDINGS
+    if not inputs:
+        raise UserError("--input: name files, folders or globs of text")
+    found: list[Path] = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and ending_of(p) in endings)
+            if not inside:
+                raise UserError(f"--input {name}: the folder holds no {', '.join(endings)} file")
+            found += inside
+        elif path.exists():
+            if ending_of(path) not in endings:
+                raise UserError(
+                    f"--input {name}: not a kind that is read; use {', '.join(endings)}, also with "
+                    ".gz or .zst"
+                )
+            found.append(path)
+        else:
+            matches = sorted(Path(p) for p in glob.glob(name, recursive=True))
+            matches = [p for p in matches if p.is_file() and ending_of(p) in endings]
+            if not matches:
+                raise UserError(f"--input {name}: no such file or folder")
+            found += matches
+    return list(dict.fromkeys(found))
+
+
+def read_documents(files: list[Path], options: ReadOptions) -> Iterator[Document]:
+    """Every document of every file, empty and bad ones too, so that they can be counted.
+
+    Raises:
+        UserError: A file is empty or damaged, a line is no JSON object, a field is missing, or
+            bytes are not UTF-8 and the policy says to stop.
+    """
+    for number, path in enumerate(files):
+        if path.stat().st_size == 0:
+            raise UserError(f"{path}: the file is empty; take it out of the input")
+        with open_bytes(path) as stream:
+            match ending_of(path):
+                case ".parquet":
+                    yield from _parquet(stream, path, number, options)
+                case ".jsonl" | ".ndjson":
+                    yield from _jsonl(stream, path, number, options)
+                case _:
+                    yield from _text(stream, path, number, options)
+
+
+def _lines(stream: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """(line number, offset, line without its end), a byte-order mark taken off."""
+    offset = number = 0
+    while line := stream.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES:,} bytes")
+        start = 3 if number == 1 and line.startswith(b"\xef\xbb\xbf") else 0
+        yield number, offset + start, line[start:].rstrip(b"\r\n")
+        offset += len(line)
+
+
+def _decoded(line: bytes, path: Path, offset: int, options: ReadOptions) -> str | None:
+    """The line as text; None if it is not UTF-8 and is to be skipped."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if options.bad_bytes == "skip":
+            return None
+        raise UserError(
+            f"{path}: byte {offset + error.start:,} is not UTF-8 (0x{line[error.start]:02x}); "
+            "convert the file, or give --bad_bytes skip to leave such documents out and count them"
+        ) from error
+
+
+def _text(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
+    parts: list[str] = []
+    first, is_bad = 1, False
+
+    def document() -> Document:
+        return Document(
+            text="" if is_bad else "\n".join(parts).strip(),
+            file_number=number,
+            line=first,
+            packed_bytes=packed_position(stream),
+            is_bad=is_bad,
+        )
+
+    for line_number, offset, line in _lines(stream, path):
+        text = _decoded(line, path, offset, options)
+        is_blank = text is not None and not text.strip()
+        if options.documents == "line":
+            parts, first, is_bad = [text or ""], line_number, text is None
+            if not is_blank:
+                yield document()
+        elif is_blank:
+            if parts or is_bad:
+                yield document()
+            parts, is_bad = [], False
+        else:
+            if not parts and not is_bad:
+                first = line_number
+            is_bad = is_bad or text is None
+            parts.append(text or "")
+    if options.documents == "paragraph" and (parts or is_bad):
+        yield document()
+
+
+def _jsonl(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
+    for line_number, offset, line in _lines(stream, path):
+        if not line.strip():
+            continue
+        text = _decoded(line, path, offset, options)
+        place = f"{path}:{line_number}"
+        yield Document(
+            text="" if text is None else _field_of(text, place, options.text_field),
+            file_number=number,
+            line=line_number,
+            packed_bytes=packed_position(stream),
+            is_bad=text is None,
+        )
+
+
+def _field_of(line: str, place: str, field: str) -> str:
+    """The text field of a JSON line; a null text is an empty one."""
+    try:
+        content: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{place}: not a JSON object ({error}); repair or delete the line"
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{place}: not a JSON object; each line must be one")
+    if field not in content:
+        raise UserError(
+            f"{place}: no field {field!r} (there are {', '.join(map(repr, content)) or 'none'}); "
+            "name it with --text_field"
+        )
+    text = content[field]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{place}: field {field!r} is {type(text).__name__}, not a text")
+    return (text or "").strip()
+
+
+def _parquet(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
+    is_plain = path.suffix.lower() == ".parquet"
+    size = path.stat().st_size
+    try:
+        # Parquet is read from its end: a compressed one has to be unpacked first.
+        file = pq.ParquetFile(path if is_plain else io.BytesIO(stream.read()))
+        if options.text_field not in file.schema_arrow.names:
+            raise UserError(
+                f"{path}: no column {options.text_field!r} (there are "
+                f"{', '.join(map(repr, file.schema_arrow.names))}); name it with --text_field"
+            )
+        row, total = 0, max(file.metadata.num_rows, 1)
+        for batch in file.iter_batches(batch_size=4096, columns=[options.text_field]):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                if text is not None and not isinstance(text, str):
+                    raise UserError(
+                        f"{path}: row {row}: column {options.text_field!r} holds "
+                        f"{type(text).__name__}, not texts"
+                    )
+                yield Document(
+                    text=(text or "").strip(),
+                    file_number=number,
+                    line=row,
+                    packed_bytes=size * row // total,
+                )
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a readable Parquet file ({reason})") from error
