@@ -13,7 +13,8 @@ class Interruption:
         """Nobody has asked yet."""
         self.signal_name: str | None = None
 
-    def __bool__(self) -> bool:
+    @property
+    def is_requested(self) -> bool:
         """True once a signal has come."""
         return self.signal_name is not None
 

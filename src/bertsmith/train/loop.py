@@ -139,7 +139,7 @@ def train(
     status: Literal["completed", "stopped_early", "interrupted"] = "completed"
     try:
         while (before := budget.progress(state)) < 1.0:
-            if interruption:
+            if interruption.is_requested:
                 status = "interrupted"
                 break
             report = train_step(
