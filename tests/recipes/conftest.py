@@ -85,7 +85,7 @@ def make_classifier(tmp_path: Path, tiny_tokenizer_folder: Path) -> MakeClassifi
         save_model(folder, model, tokenizer_folder=tiny_tokenizer_folder, labels=labels)
         if task:
             columns = UsualColumns(text="text", pair="text_b" if pair else None, label="label")
-            Task(columns=columns, max_sequence_tokens=32).write(folder)
+            Task(columns=columns, max_sequence_tokens=32, step=0, scores={}).write(folder)
         return folder
 
     return make

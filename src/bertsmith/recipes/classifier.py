@@ -7,21 +7,22 @@ Shape legend: N sequences, C classes.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
 from bertsmith.data.examples import ExampleTokenizer
+from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.recipes.config import Device
 from bertsmith.train.config import Precision
@@ -41,6 +42,12 @@ class Task:
 
     max_sequence_tokens: int
     """Longest example in training."""
+
+    step: int
+    """Optimizer steps behind the weights."""
+
+    scores: Mapping[str, float]
+    """How the weights did on the examples they were judged by, by metric."""
 
     def write(self, folder: Path) -> None:
         """Put the file into a model folder."""
@@ -66,10 +73,12 @@ def read_task(folder: Path) -> Task | None:
                 label=str(columns["label"]),
             ),
             max_sequence_tokens=int(content["max_sequence_tokens"]),
+            step=int(content["step"]),
+            scores={str(k): float(v) for k, v in content["scores"].items()},
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
 
 
@@ -94,19 +103,24 @@ class Classifier:
         """Names of the columns it was trained on."""
         return None if self.task is None else self.task.columns
 
-    @torch.inference_mode()
     def logits_NC(self, batch: PackedBatch) -> Tensor:
         """Scores of a pack's sequences, fp32, on the CPU.
 
         Raises:
             UserError: A score is not finite: the weights are broken.
         """
-        with self.compute.autocast():
-            logits_NC = self.model.logits_NC(batch.to(self.compute.device), dropout_seed=None)
-        logits_NC = logits_NC.float().cpu()
-        if not bool(torch.isfinite(logits_NC).all()):
+        scores_NC = logits_NC(self.model, batch, self.compute)
+        if not bool(torch.isfinite(scores_NC).all()):
             raise UserError(f"{self.folder}: the model gives scores that are not finite (NaN)")
-        return logits_NC
+        return scores_NC
+
+
+@torch.inference_mode()
+def logits_NC(model: SequenceClassifier, batch: PackedBatch, compute: Compute) -> Tensor:
+    """Scores of a pack's sequences without dropout, fp32, on the CPU."""
+    with compute.autocast():
+        scores_NC = model.logits_NC(batch.to(compute.device), dropout_seed=None)
+    return scores_NC.float().cpu()
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -167,9 +181,8 @@ def open_classifier(
     folder = model_folder(where)
     model, _ = load_classifier(folder, labels=None)
     labels = read_labels(folder, num_labels=model.classifier.out_features)
-    tokenizer = load_tokenizer(folder)
     config = model.encoder.config
-    check_vocabulary(config, num_tokens=highest_id(tokenizer) + 1, where=str(folder))
+    tokenizer = fitting_tokenizer(folder, config).tokenizer
     task = read_task(folder)
     if max_sequence_tokens is None and task is not None:
         max_sequence_tokens = task.max_sequence_tokens
@@ -189,21 +202,19 @@ def open_classifier(
     )
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that came with a model.
+def fitting_tokenizer(folder: Path, shape: EncoderConfig) -> TextTokenizer:
+    """The tokenizer that came with a model, checked against it.
 
     Raises:
-        UserError: It is missing or damaged.
+        UserError: It is missing or damaged, gives ids beyond the model's vocabulary, or does not
+            put BERT's two special tokens around a text.
     """
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        raise UserError(f"{folder}: holds no tokenizer.json; copy the model's tokenizer there")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise UserError(f"{file}: not a readable tokenizer ({error})") from error
-
-
-def highest_id(tokenizer: Tokenizer) -> int:
-    """The largest id it can give; added tokens may lie beyond its size."""
-    return max(tokenizer.get_vocab().values())
+    loaded = load_tokenizer(folder)
+    check_vocabulary(shape, num_tokens=loaded.vocab.size, where=str(folder))
+    frame = loaded.tokenizer.encode("").ids
+    if frame != [loaded.vocab.cls_id, loaded.vocab.sep_id]:
+        raise UserError(
+            f"{folder}: its tokenizer puts {loaded.tokenizer.encode('').tokens} around a text "
+            "where BERT needs a first and a last special token; use the model's own tokenizer"
+        )
+    return loaded

@@ -111,8 +111,9 @@ class FinetuneConfig:
     monitor: Monitor = "accuracy"
     """Metric that picks the best checkpoint and stops early."""
 
-    patience: int | None = 3
-    """Evaluations without a better `monitor` before training stops; None: never."""
+    patience: int | None = 6
+    """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
+    six are three epochs: a small model may stand still for two before it learns."""
 
     table: TableConfig = field(default_factory=TableConfig)
     optim: OptimConfig = field(

@@ -1,0 +1,355 @@
+"""What a fine-tuning run does around its steps: judge, keep the best, save, say, sum up."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bertsmith.data.examples import TrainingSteps, evaluation_batches
+from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.hf import save_model, write_model_files
+from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
+from bertsmith.model.flops import training_flop
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.kernels import build
+from bertsmith.recipes.classifier import (
+    Task,
+    logits_NC,
+    read_task,
+)
+from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.recipes.resume import fingerprints_of
+from bertsmith.recipes.task_data import Part, TaskTables
+from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.gemm import gemm_flop_per_second
+from bertsmith.report.metrics_log import MetricsLog
+from bertsmith.report.progress import Speaker, TrainingDisplay
+from bertsmith.report.run_folder import (
+    peak_memory_bytes,
+    versions,
+    write_summary,
+)
+from bertsmith.report.training_log import TrainingLog
+from bertsmith.train.checkpoint import (
+    RunState,
+    keep_newest,
+    save_checkpoint,
+)
+from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
+from bertsmith.train.optim import AdamW
+from bertsmith.train.precision import Compute
+from bertsmith.train.step import StepReport
+
+JUDGEMENTS_AN_EPOCH = 2
+"""How often the model is judged when the config says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSummary:
+    """How a run ended; `summary.json` holds the same."""
+
+    status: str
+    """completed, interrupted or failed."""
+
+    stopped_early: bool
+    """Whether judgements stopped getting better before the budget was spent."""
+
+    steps: int
+    epochs: float
+    """Passes over the training examples that were made."""
+
+    best_step: int | None
+    """The step whose weights `model/` holds."""
+
+    metrics: dict[str, float]
+    """Scores of `model/` on the examples it was judged by."""
+
+    valid_loss: float | None
+    real_tokens: int
+    real_tokens_per_second: float | None
+    """Of training steps alone, the first few left out."""
+
+    seconds: float
+    """Of the whole run, resumed parts together."""
+
+    train_loss: float | None
+    """Smoothed over the last steps."""
+
+    train_examples: int
+    eval_examples: int
+    num_labels: int
+    cut_examples: int
+    """Training examples that were too long and lost their end."""
+
+    leaked_examples: int
+    """Examples to judge by whose text stands in the training part too."""
+
+    peak_memory_bytes: int
+    gemm_share: float | None
+    """Useful FLOP/s over the machine's GEMM rate, measured at the start."""
+
+    parameters: int
+    seed: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """The task, tokenised."""
+
+    tables: TaskTables
+    train: Part
+    dev: Part
+    longest: int
+    """Most tokens of an example."""
+
+    tokenizer: TextTokenizer
+    fingerprint: str
+
+
+class FinetuneRun:
+    """What happens around the steps: lines, judgements, the best model, checkpoints, the end."""
+
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        folder: Path,
+        speaker: Speaker,
+        compute: Compute,
+        model: SequenceClassifier,
+        optimizer: AdamW,
+        data: TaskData,
+        steps: TrainingSteps,
+    ) -> None:
+        """Nothing is written yet."""
+        self._config, self._folder, self._speaker = config, folder, speaker
+        self._compute, self._model, self._optimizer = compute, model, optimizer
+        self._data, self._steps = data, steps
+        self._log: TrainingLog | None = None
+        self.state = RunState()
+
+    def say_banner(self) -> None:
+        """What is about to run, before time is spent on it."""
+        say, data = self._speaker.say, self._data
+        for line in data.tables.describe():
+            say(line)
+        for name, part in (("training", data.train), ("judging", data.dev)):
+            examples = part.examples
+            if examples.num_cut:
+                tokens = examples.tokens_cut / (len(examples.input_ids_T) + examples.tokens_cut)
+                say(
+                    f"{name}: {examples.num_cut:,} examples of more than {data.longest} tokens "
+                    f"lose their end ({tokens:.1%} of all tokens)"
+                )
+        num_steps = loop_config(self._config, self._steps).budget.steps
+        say(
+            f"step: up to {self._config.examples_per_step} examples; {num_steps:,} steps, "
+            f"{self._steps.steps_per_epoch:,} an epoch; best by {self._config.monitor}; "
+            f"seed {self._config.seed}"
+        )
+        parameters = sum(p.numel() for p in self._model.parameters())
+        say(f"model: {parameters:,} parameters, {self._compute.name} on {self._compute.device}")
+        if self._compute.device.type == "cpu":
+            say(build.status())
+
+    def start_log(self, metrics: MetricsLog, display: TrainingDisplay) -> None:
+        """Open the log; measures the machine's limit, which takes a moment."""
+        shape, lengths = self._model.encoder.config, self._data.train.examples.lengths_N.tolist()
+        in_a_step = sum(lengths) // self._steps.steps_per_epoch
+        self._log = TrainingLog(
+            metrics,
+            display,
+            log_every_steps=self._config.log_every_steps,
+            flop_per_token=training_flop(shape, lengths) / sum(lengths),
+            gemm_flop_per_second=gemm_flop_per_second(
+                shape,
+                tokens=max(1, min(self._config.tokens_per_pack, in_a_step)),
+                compute=self._compute,
+            ),
+        )
+
+    def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
+        """Show the step, and log one in so many."""
+        assert self._log is not None
+        self.state = state
+        self._log.report(report, state, progress)
+
+    def on_evaluate(self, state: RunState) -> RunState:
+        """Judge the model; keep its weights if it is the best so far."""
+        assert self._log is not None
+        scores = self._judge().by_name()
+        self._log.scores(scores, state)
+        monitor = self._config.monitor
+        value = scores[monitor] if HIGHER_IS_BETTER[monitor] else -scores[monitor]
+        is_best = state.best_value is None or value > state.best_value
+        self._speaker.say(
+            f"step {state.step:,}: accuracy {scores['accuracy']:.4f}, macro F1 "
+            f"{scores['macro_f1']:.4f}, loss {scores['loss']:.4f}" + (" (best)" if is_best else "")
+        )
+        if not is_best:
+            return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+        save_model(
+            self._folder / "model",
+            self._model,
+            labels=self._data.tables.labels,
+            write_more=lambda fresh: self._write_beside(fresh, state.step, scores=scores),
+        )
+        return replace(state, best_value=value, best_step=state.step, evaluations_since_best=0)
+
+    def should_stop(self, state: RunState) -> bool:
+        """Whether so many judgements in a row were no better than the best."""
+        patience = self._config.patience
+        return patience is not None and state.evaluations_since_best >= patience
+
+    def on_save(self, state: RunState) -> None:
+        """Write a checkpoint to go on from; only then delete old ones."""
+        folder = self._folder / "checkpoints"
+        save_checkpoint(
+            folder,
+            state=state,
+            optimizer=self._optimizer,
+            write_model=lambda fresh: self._write_model(fresh, state.step),
+            fingerprints=fingerprints_of(self._config, self._data.fingerprint),
+        )
+        keep_newest(folder, keep_last=self._config.save.keep_last, best_step=state.best_step)
+
+    def conclude(self, outcome: Outcome) -> FinetuneSummary:
+        """Write the summary and the card, or say how to go on."""
+        status = "completed" if outcome.status == "stopped_early" else outcome.status
+        summary = self.summarize(
+            status, outcome.state, stopped_early=outcome.status == "stopped_early"
+        )
+        if outcome.status == "interrupted":
+            self._speaker.say(
+                f"interrupted at step {outcome.state.step:,}; saved. Go on with: bertsmith "
+                f"finetune --config {self._folder / 'run.yaml'} --resume"
+            )
+            return summary
+        if summary.stopped_early:
+            self._speaker.say(
+                f"stopped early: {outcome.state.evaluations_since_best} judgements without a "
+                f"better {self._config.monitor}"
+            )
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
+        self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
+        write_card(self._folder, finetune_card(self._config, summary, self._data.tables))
+        return summary
+
+    def summarize(
+        self, status: str, state: RunState, *, stopped_early: bool = False
+    ) -> FinetuneSummary:
+        """Write `summary.json`; its metrics are those of the weights in `model/`."""
+        log = self._log
+        rate = None if log is None else log.tokens_per_second
+        best = read_task(self._folder / "model")
+        metrics = {} if best is None else dict(best.scores)
+        summary = FinetuneSummary(
+            status=status,
+            stopped_early=stopped_early,
+            steps=state.step,
+            epochs=round(state.step / self._steps.steps_per_epoch, 3),
+            best_step=None if best is None else best.step,
+            metrics=metrics,
+            valid_loss=metrics.get("loss"),
+            real_tokens=state.tokens,
+            real_tokens_per_second=None if rate is None else round(rate, 1),
+            seconds=round(state.elapsed_seconds, 3),
+            train_loss=None if log is None else log.recent_loss,
+            train_examples=len(self._data.train.table),
+            eval_examples=len(self._data.dev.table),
+            num_labels=len(self._data.tables.labels),
+            cut_examples=self._data.train.examples.num_cut,
+            leaked_examples=self._data.tables.num_leaked,
+            peak_memory_bytes=peak_memory_bytes(self._compute.device),
+            gemm_share=None if log is None else log.gemm_share,
+            parameters=sum(p.numel() for p in self._model.parameters()),
+            seed=self._config.seed,
+            versions=versions(),
+        )
+        write_summary(self._folder, asdict(summary))
+        return summary
+
+    def _judge(self) -> ClassificationMetrics:
+        """Scores on every example of the dev part; nothing random is drawn."""
+        dev, names = self._data.dev, self._data.tables.labels
+        tally = ClassificationTally(len(names))
+        for batch in evaluation_batches(
+            dev.examples, dev.labels_N, tokens_per_pack=self._config.tokens_per_pack
+        ):
+            scores_NC = logits_NC(self._model, batch.inputs, self._compute)
+            try:
+                tally.add(scores_NC, batch.labels_N)
+            except FloatingPointError as error:
+                raise UserError(
+                    f"after step {self.state.step:,} the model gives scores that are not finite; "
+                    "the best model so far stands; try a lower --optim.learning_rate"
+                ) from error
+        return tally.metrics(names)
+
+    def _write_model(self, folder: Path, step: int) -> None:
+        """A checkpoint's model: nobody judged its weights, so it has no scores."""
+        write_model_files(
+            folder,
+            self._model,
+            labels=self._data.tables.labels,
+        )
+        self._write_beside(folder, step, scores={})
+
+    def _write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """The tokenizer, told how long the model's texts are, and the task."""
+        tokenizer = self._data.tokenizer
+        longest = {"model_max_length": self._data.longest}
+        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+        task = Task(
+            columns=self._data.tables.columns,
+            max_sequence_tokens=self._data.longest,
+            step=step,
+            scores=scores,
+        )
+        task.write(folder)
+
+
+def loop_config(config: FinetuneConfig, steps: TrainingSteps) -> LoopConfig:
+    """The loop's budget and cadences."""
+    num_steps = config.steps or max(1, math.ceil(config.epochs * steps.steps_per_epoch))
+    every = config.eval_every_steps or math.ceil(steps.steps_per_epoch / JUDGEMENTS_AN_EPOCH)
+    minutes = config.save.every_minutes
+    return LoopConfig(
+        budget=Budget(steps=num_steps),
+        optim=config.optim,
+        seed=config.seed,
+        evaluate=Cadence(every_steps=every),
+        save=Cadence(
+            every_steps=config.save.every_steps,
+            every_seconds=None if minutes is None else minutes * 60.0,
+        ),
+    )
+
+
+def finetune_card(
+    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables
+) -> ModelCard:
+    """The model card of a classifier."""
+    shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
+    return ModelCard(
+        title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
+        task="text-classification",
+        summary=f"A BERT classifier with {len(tables.labels)} labels, fine-tuned by bertsmith.",
+        data={
+            "training": f"{config.data}, {summary.train_examples:,} examples",
+            "judging": f"{config.eval or 'held out of it'}, {summary.eval_examples:,} examples",
+            "labels": shown,
+        },
+        settings={
+            "model": config.model,
+            "epochs": f"{summary.epochs:g}",
+            "examples a step": f"{config.examples_per_step}",
+            "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
+            "seed": f"{config.seed}",
+        },
+        results={name: f"{value:.4f}" for name, value in summary.metrics.items()},
+        versions=summary.versions,
+        repeat="bertsmith finetune --config run.yaml",
+        example="a text of your own",
+    )
