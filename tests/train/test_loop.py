@@ -145,6 +145,26 @@ def test_an_evaluation_can_stop_the_run(new_run: NewRun, make_masked_pack: MakeP
     assert (hooks.evaluated, hooks.saved) == ([3, 6], [6])
 
 
+def test_a_run_that_had_ended_is_judged_again_when_resumed_but_not_trained(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    hooks = Recorder()
+    done = RunState(step=12, updates=12, tokens=426)
+    outcome = run(*new_run(OptimConfig()), hooks, make_masked_pack, state=done)
+    assert (outcome.status, outcome.state.step) == ("completed", 12)
+    assert (hooks.losses, hooks.evaluated, hooks.saved) == ([], [12], [])
+
+
+def test_a_run_that_had_stopped_early_stays_stopped_when_resumed(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    hooks = Recorder()
+    hooks.stop_at = 6
+    outcome = run(*new_run(OptimConfig()), hooks, make_masked_pack, state=RunState(step=6))
+    assert (outcome.status, outcome.state.step) == ("stopped_early", 6)
+    assert (hooks.losses, hooks.evaluated, hooks.saved) == ([], [], [])
+
+
 def test_evaluating_never_changes_training(new_run: NewRun, make_masked_pack: MakePack) -> None:
     losses = []
     for evaluate in (NEVER, Cadence(every_steps=1)):
@@ -213,7 +233,7 @@ def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(
     assert outcome.state.step == 12
     for (name, a), b in zip(model.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b), name
-    for (name, a), (_, b) in zip(
+    for (name, mine), (_, theirs) in zip(
         optimizer.named_moments(), resumed_optimizer.named_moments(), strict=True
     ):
-        assert torch.equal(a, b), name
+        assert torch.equal(mine, theirs), name

@@ -56,3 +56,10 @@ def test_a_rate_is_never_negative_nor_above_the_peak(
 ) -> None:
     settings = config(schedule, warmup_steps=warmup)
     assert 0.0 <= learning_rate(settings, progress=progress, step=step) <= 1.0
+
+
+def test_after_warm_up_in_steps_the_decay_starts_at_the_peak() -> None:
+    """100 steps, 20 of warm-up: the rate is 1 at step 20 and half of it at step 60."""
+    settings = config("linear", warmup_steps=20)
+    rates = [learning_rate(settings, progress=s / 100, step=s) for s in (20, 60, 100)]
+    assert rates == pytest.approx([1.0, 0.5, 0.0])

@@ -45,7 +45,7 @@ def step_of(
         "learning_rate": 1e-3,
         "max_grad_norm": 1.0,
     }
-    return train_step(model, packs, optimizer, **(settings | changes))  # type: ignore[arg-type,type-var]
+    return train_step(model, packs, optimizer, **(settings | changes))  # type: ignore[arg-type]
 
 
 def joined(packs: Sequence[MaskedBatch]) -> MaskedBatch:
@@ -120,6 +120,17 @@ def test_fp16_overflow_skips_the_update_and_halves_the_scale(
     assert not report.is_applied
     assert scaler.get_scale() == 2.0**126
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_fp16_gradient_that_overflows_at_any_scale_is_an_error(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    model, optimizer = new_run(CONFIG)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-10)
+    model.bias.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(NonFiniteLossError, match="gradient of step 1 is not finite"):
+        step_of(model, optimizer, [make_masked_pack(0, [8], 3)], scaler=scaler)
+    assert optimizer.updates == 0
 
 
 def test_a_scaled_loss_is_clipped_as_if_it_were_not_scaled(
