@@ -127,7 +127,7 @@ def test_an_fp16_gradient_that_overflows_at_any_scale_is_an_error(
 ) -> None:
     model, optimizer = new_run(CONFIG)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-10)
-    model.bias.register_hook(lambda gradient: gradient * torch.inf)
+    model.bias.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
     with pytest.raises(NonFiniteLossError, match="gradient of step 1 is not finite"):
         step_of(model, optimizer, [make_masked_pack(0, [8], 3)], scaler=scaler)
     assert optimizer.updates == 0

@@ -11,6 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bertsmith.errors import UserError
+from bertsmith.report.run_folder import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -28,7 +29,7 @@ class MetricsLog:
         self._path = folder / METRICS_FILE
         try:
             kept = [line for line in self._lines() if _step_of(line) <= steps_done]
-            self._path.write_text("".join(kept), encoding="utf-8")
+            write_whole(self._path, "".join(kept))
             self._file = self._path.open("a", encoding="utf-8")
             self._events = EventFileWriter(str(folder / "tensorboard"), flush_secs=30)
         except OSError as error:

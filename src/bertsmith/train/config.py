@@ -1,5 +1,6 @@
 """How a model is trained: budget, optimizer, schedule, saving. Imports neither torch nor numpy."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,14 +48,17 @@ class OptimConfig:
     def __post_init__(self) -> None:
         """Reject values out of range."""
         for name in ("learning_rate", "weight_decay", "eps"):
-            if getattr(self, name) < 0:
+            if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        for name in ("warmup_share", "decay_share", "beta1", "beta2"):
+        for name in ("warmup_share", "decay_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1]")
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must not be negative")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be > 0, or null")
 
 
@@ -69,7 +73,13 @@ class SaveConfig:
     """Save when so many minutes have passed since the last one."""
 
     keep_last: int = 2
-    """Newest checkpoints that are kept; the best one stays besides."""
+    """Newest checkpoints that are kept; one made at the best step stays besides."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        _at_least_one(every_steps=self.every_steps, keep_last=self.keep_last)
+        if self.every_minutes is not None and not self.every_minutes > 0:
+            raise ValueError(f"every_minutes is {self.every_minutes}; it must be > 0, or null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,5 +89,15 @@ class EvalConfig:
     every_steps: int | None = None
     """Evaluate each time so many steps are done; None: ten times a run, and at the end."""
 
-    max_tokens: int = 262_144
+    max_tokens: int = 131_072
     """Validation tokens used in one evaluation: a fixed sample, the same each time."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        _at_least_one(every_steps=self.every_steps, max_tokens=self.max_tokens)
+
+
+def _at_least_one(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")

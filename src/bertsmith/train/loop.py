@@ -76,7 +76,7 @@ class Hooks(Protocol):
         ...
 
     def should_stop(self, state: RunState) -> bool:
-        """Whether to stop early, asked after each evaluation."""
+        """Whether to stop early, asked at the start and after each evaluation."""
         ...
 
     def on_save(self, state: RunState) -> None:
@@ -94,11 +94,14 @@ class LoopConfig:
     save: Cadence
 
 
+Status = Literal["completed", "stopped_early", "interrupted"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How training ended."""
 
-    status: Literal["completed", "stopped_early", "interrupted"]
+    status: Status
     state: RunState
 
 
@@ -135,10 +138,11 @@ def train(
     budget, last_saved_seconds = config.budget, state.elapsed_seconds
     stream = steps(state.step)
     clock = time.perf_counter() - state.elapsed_seconds
-    evaluated_at = saved_at = state.step if state.step else -1
-    status: Literal["completed", "stopped_early", "interrupted"] = "completed"
+    evaluated_at, saved_at = -1, state.step if state.step else -1
+    # A run that had stopped early and is resumed has nothing left to do.
+    status: Status = "stopped_early" if hooks.should_stop(state) else "completed"
     try:
-        while (before := budget.progress(state)) < 1.0:
+        while status == "completed" and (before := budget.progress(state)) < 1.0:
             if interruption.is_requested:
                 status = "interrupted"
                 break
@@ -172,15 +176,20 @@ def train(
                 saved_at = state.step
                 last_saved_seconds = time.perf_counter() - clock
     finally:
-        close = getattr(stream, "close", None)
-        if close is not None:
-            close()
-    if status != "interrupted" and evaluated_at != state.step:
+        _close(stream)
+    if status == "completed" and evaluated_at != state.step:
         state = hooks.on_evaluate(state)
         state = replace(state, elapsed_seconds=time.perf_counter() - clock)
     if saved_at != state.step:
         hooks.on_save(state)
     return Outcome(status=status, state=state)
+
+
+def _close(stream: object) -> None:
+    """End what a generator does ahead of its reader."""
+    close = getattr(stream, "close", None)
+    if close is not None:
+        close()
 
 
 def _advance(

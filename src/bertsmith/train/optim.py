@@ -149,7 +149,7 @@ class AdamW(torch.optim.Optimizer):
             [self.state[p]["first_moment"] for p in parameters],
             [self.state[p]["second_moment"] for p in parameters],
             [],
-            [torch.tensor(float(self.updates), device=device) for _ in parameters],
+            [torch.tensor(float(self.updates), device=device)] * len(parameters),
             lr=float(group["lr"]),  # type: ignore[arg-type]
             beta1=self._config.beta1,
             beta2=self._config.beta2,

@@ -21,7 +21,8 @@ def learning_rate(config: OptimConfig, *, progress: float, step: int) -> float:
     if config.warmup_steps is not None:
         if step < config.warmup_steps:
             return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-        warmed = 0.0  # the decay then spans the whole budget: no one knows its steps in minutes
+        # The share that those steps took: exact for a budget in steps, else by the pace so far.
+        warmed = min(config.warmup_steps * progress / step, 1.0) if step else 0.0
     else:
         warmed = config.warmup_share
         if progress < warmed:

@@ -19,6 +19,9 @@ from bertsmith.batch import LossSum
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 
+SMALLEST_LOSS_SCALE = 2.0**-10
+"""An fp16 gradient that overflows even at this scale is not finite for other reasons."""
+
 
 class Batch(Protocol):
     """A pack with something to predict."""
@@ -177,7 +180,12 @@ def _update(
     if scaler is not None:
         scaler.unscale_(optimizer)  # before the norm: clipping scaled gradients clips always
     loss, grad_norm = float(torch.stack(losses).double().sum()), float(optimizer.grad_norm())
-    overflowed = scaler is not None and math.isfinite(loss) and not math.isfinite(grad_norm)
+    overflowed = (
+        scaler is not None
+        and scaler.get_scale() > SMALLEST_LOSS_SCALE
+        and math.isfinite(loss)
+        and not math.isfinite(grad_norm)
+    )
     if not overflowed and not (math.isfinite(loss) and math.isfinite(grad_norm)):
         return None
     optimizer.set_learning_rate(learning_rate)
