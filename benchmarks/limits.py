@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+
 from interleave import Step, serve
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from documents import read_documents
-from flops import training_flop
-from interleave import Step, serve
 from numpy.typing import NDArray
 
 from bertsmith.data.config import MaskingConfig, PackingConfig
@@ -29,6 +26,9 @@ from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
 from bertsmith.train.schedule import learning_rate
 from bertsmith.train.step import train_step
+from documents import read_documents
+from flops import training_flop
+from interleave import Step, serve
 
 TOTAL_STEPS = 1_000_000
 """As the peer is told, so that both schedules stand at the same place."""
