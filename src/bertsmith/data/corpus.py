@@ -4,9 +4,11 @@ Files are read as streams in a fixed order, so a corpus may be larger than memor
 sees the same documents in the same order. What cannot be used is a `UserError` with file and line.
 """
 
+import codecs
 import glob
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +53,29 @@ class Document:
     text: str
     """Stripped; empty if nothing is left."""
 
-    file_number: int
     line: int
     """Line (row, in Parquet) it begins at, from 1."""
 
     packed_bytes: int
-    """Bytes of its file read so far, for progress."""
+    """Bytes on disk read so far of its file, for progress."""
 
     is_bad: bool = False
     """Not UTF-8, and to be skipped; its text is empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a file that begins and ends between documents."""
+
+    path: str
+    start: int = 0
+    """Offset in bytes; other than 0 in plain text files alone."""
+
+    end: int | None = None
+    """Offset in bytes; None: to the end."""
+
+    first_line: int = 1
+    """Number of the line at `start`."""
 
 
 def find_files(inputs: list[str]) -> list[Path]:
@@ -95,39 +111,54 @@ def find_files(inputs: list[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read_documents(files: list[Path], options: ReadOptions) -> Iterator[Document]:
-    """Every document of every file, empty and bad ones too, so that they can be counted.
+def is_splittable(path: Path) -> bool:
+    """Whether spans of the file can be read without reading what stands before them."""
+    return path.suffix.lower() in TEXT_ENDINGS + JSON_ENDINGS
+
+
+def separator(path: Path, options: ReadOptions) -> re.Pattern[bytes]:
+    """What surely lies between two documents of a splittable file; the next begins after it."""
+    by_line = ending_of(path) in JSON_ENDINGS or options.documents == "line"
+    return re.compile(rb"\n" if by_line else rb"\n[ \t\r]*\n")
+
+
+def read_documents(span: Span, options: ReadOptions) -> Iterator[Document]:
+    """Every document of a span, empty and bad ones too, so that they can be counted.
 
     Raises:
-        UserError: A file is empty or damaged, a line is no JSON object, a field is missing, or
-            bytes are not UTF-8 and the policy says to stop.
+        UserError: The file is damaged, a line is no JSON object, a field is missing, or bytes are
+            not UTF-8 and the policy says to stop.
     """
-    for number, path in enumerate(files):
-        if path.stat().st_size == 0:
-            raise UserError(f"{path}: the file is empty; take it out of the input")
-        with open_bytes(path) as stream:
-            match ending_of(path):
-                case ".parquet":
-                    yield from _parquet(stream, path, number, options)
-                case ".jsonl" | ".ndjson":
-                    yield from _jsonl(stream, path, number, options)
-                case _:
-                    yield from _text(stream, path, number, options)
+    path = Path(span.path)
+    with open_bytes(path) as stream:
+        if span.start:
+            stream.seek(span.start)
+        match ending_of(path):
+            case ".parquet":
+                yield from _parquet(stream, path, options)
+            case ".jsonl" | ".ndjson":
+                yield from _jsonl(stream, span, options)
+            case _:
+                yield from _text(stream, span, options)
 
 
-def _lines(stream: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
+def _lines(stream: BinaryIO, span: Span) -> Iterator[tuple[int, int, bytes]]:
     """(line number, offset, line without its end), a byte-order mark taken off."""
-    offset = number = 0
-    while line := stream.readline(MAX_LINE_BYTES):
+    offset, number = span.start, span.first_line - 1
+    while (span.end is None or offset < span.end) and (line := stream.readline(MAX_LINE_BYTES)):
         number += 1
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES:,} bytes")
-        start = 3 if number == 1 and line.startswith(b"\xef\xbb\xbf") else 0
+            raise UserError(f"{span.path}:{number}: the line is over {MAX_LINE_BYTES:,} bytes long")
+        start = 0
+        if offset == 0:
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise UserError(f"{span.path}: the text is UTF-16; convert the file to UTF-8")
+            start = 3 if line.startswith(codecs.BOM_UTF8) else 0
         yield number, offset + start, line[start:].rstrip(b"\r\n")
         offset += len(line)
 
 
-def _decoded(line: bytes, path: Path, offset: int, options: ReadOptions) -> str | None:
+def _decoded(line: bytes, path: str, offset: int, options: ReadOptions) -> str | None:
     """The line as text; None if it is not UTF-8 and is to be skipped."""
     try:
         return line.decode("utf-8")
@@ -140,21 +171,20 @@ def _decoded(line: bytes, path: Path, offset: int, options: ReadOptions) -> str 
         ) from error
 
 
-def _text(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
+def _text(stream: BinaryIO, span: Span, options: ReadOptions) -> Iterator[Document]:
     parts: list[str] = []
-    first, is_bad = 1, False
+    first, is_bad, size = 1, False, 0
 
     def document() -> Document:
         return Document(
             text="" if is_bad else "\n".join(parts).strip(),
-            file_number=number,
             line=first,
             packed_bytes=packed_position(stream),
             is_bad=is_bad,
         )
 
-    for line_number, offset, line in _lines(stream, path):
-        text = _decoded(line, path, offset, options)
+    for line_number, offset, line in _lines(stream, span):
+        text = _decoded(line, span.path, offset, options)
         is_blank = text is not None and not text.strip()
         if options.documents == "line":
             parts, first, is_bad = [text or ""], line_number, text is None
@@ -166,30 +196,37 @@ def _text(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> It
             parts, is_bad = [], False
         else:
             if not parts and not is_bad:
-                first = line_number
+                first, size = line_number, 0
+            size += len(line)
+            if size > MAX_LINE_BYTES:
+                raise UserError(
+                    f"{span.path}:{first}: the paragraph is over {MAX_LINE_BYTES:,} bytes long; "
+                    "paragraphs end at an empty line; give --documents line if lines are meant"
+                )
             is_bad = is_bad or text is None
             parts.append(text or "")
     if options.documents == "paragraph" and (parts or is_bad):
         yield document()
 
 
-def _jsonl(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
-    for line_number, offset, line in _lines(stream, path):
+def _jsonl(stream: BinaryIO, span: Span, options: ReadOptions) -> Iterator[Document]:
+    for line_number, offset, line in _lines(stream, span):
         if not line.strip():
             continue
-        text = _decoded(line, path, offset, options)
-        place = f"{path}:{line_number}"
+        decoded = _decoded(line, span.path, offset, options)
+        place = f"{span.path}:{line_number}"
+        text = None if decoded is None else _field_of(decoded, place, options)
         yield Document(
-            text="" if text is None else _field_of(text, place, options.text_field),
-            file_number=number,
+            text=text or "",
             line=line_number,
             packed_bytes=packed_position(stream),
             is_bad=text is None,
         )
 
 
-def _field_of(line: str, place: str, field: str) -> str:
-    """The text field of a JSON line; a null text is an empty one."""
+def _field_of(line: str, place: str, options: ReadOptions) -> str | None:
+    """The text field of a JSON line; a null text is an empty one, a broken one to skip is None."""
+    field = options.text_field
     try:
         content: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -206,10 +243,19 @@ def _field_of(line: str, place: str, field: str) -> str:
     text = content[field]
     if text is not None and not isinstance(text, str):
         raise UserError(f"{place}: field {field!r} is {type(text).__name__}, not a text")
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as error:  # half of a surrogate pair, written as an escape
+        if options.bad_bytes == "skip":
+            return None
+        raise UserError(
+            f"{place}: field {field!r} holds half a character (a lone surrogate); repair the line, "
+            "or give --bad_bytes skip"
+        ) from error
     return (text or "").strip()
 
 
-def _parquet(stream: BinaryIO, path: Path, number: int, options: ReadOptions) -> Iterator[Document]:
+def _parquet(stream: BinaryIO, path: Path, options: ReadOptions) -> Iterator[Document]:
     is_plain = path.suffix.lower() == ".parquet"
     size = path.stat().st_size
     try:
@@ -231,7 +277,6 @@ def _parquet(stream: BinaryIO, path: Path, number: int, options: ReadOptions) ->
                     )
                 yield Document(
                     text=(text or "").strip(),
-                    file_number=number,
                     line=row,
                     packed_bytes=size * row // total,
                 )
