@@ -72,6 +72,18 @@ class PretrainConfig:
     overwrite: bool = False
     """Replace what another run left in `output`."""
 
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        for name in ("tokens_per_step", "log_every_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
@@ -255,3 +267,70 @@ class DemoConfig:
 
     overwrite: bool = False
     """Replace what another demo left in `output`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Turn text into a tokenizer and token shards that pretraining reads."""
+
+    output: str
+    """Folder to write."""
+
+    input: list[str] = field(default_factory=list)
+    """Files, folders or globs: .txt, .jsonl or .parquet, plain, .gz or .zst."""
+
+    documents: Literal["paragraph", "line"] = "paragraph"
+    """A document of a .txt file: the text between blank lines, or a line."""
+
+    text_field: str = "text"
+    """Field of .jsonl files, column of .parquet files."""
+
+    bad_bytes: Literal["error", "skip"] = "error"
+    """What to do with a document that is not UTF-8: stop and name it, or skip and count it."""
+
+    tokenizer: str | None = None
+    """Hugging Face folder or hub name whose tokenizer to use; None: train one on the text."""
+
+    vocab_size: int = 8192
+    """Tokens of the trained tokenizer, five special ones included; fewer if the text is small."""
+
+    lowercase: bool = True
+    """Trained tokenizer without case and accents (uncased), or with both (cased)."""
+
+    min_frequency: int = 2
+    """How often two neighbours must occur in the text to become a token."""
+
+    tokenizer_sample_mb: int = 100
+    """Most text to train the tokenizer on, in 10^6 characters, taken evenly from all the input."""
+
+    valid_share: float = 0.01
+    """Share of documents held out for validation, chosen by their hash: adding text moves none.
+    At least one is held out, unless the share is 0."""
+
+    workers: int | None = None
+    """Processes; None: as many as there are CPUs to use."""
+
+    shard: str | None = None
+    """i/n: do only the i-th of n parts of the work, on this machine; all must see the same input.
+    Afterwards, join them."""
+
+    join: list[str] = field(default_factory=list)
+    """Folders in which all n shards have been done; instead of input, they make the output."""
+
+    overwrite: bool = False
+    """Replace what was prepared in `output` from other text or with other options."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is read."""
+        if not 32 <= self.vocab_size <= 1 << 24:
+            raise ValueError(f"vocab_size is {self.vocab_size}; it must be from 32 to {1 << 24}")
+        if not 0.0 <= self.valid_share < 1.0:
+            raise ValueError(f"valid_share is {self.valid_share}; it must be at least 0, under 1")
+        for name in ("min_frequency", "tokenizer_sample_mb", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.shard is not None:
+            left, _, right = self.shard.partition("/")
+            if not (left.isdecimal() and right.isdecimal() and 1 <= int(left) <= int(right)):
+                raise ValueError(f"shard is {self.shard!r}; it must be i/n, from 1/n to n/n")
