@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
-from bertsmith.data.tokenizer import Vocab
+from bertsmith.data.tokenizer import Vocab, load_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import check_vocabulary, load_masked_lm, read_config, resolve
+from bertsmith.hf import LoadReport, check_vocabulary, load_masked_lm, read_config, resolve
 from bertsmith.model.config import PRESETS, EncoderConfig
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.recipes.config import PretrainConfig
@@ -35,22 +34,21 @@ def make_masked_lm(
     Raises:
         UserError: The model cannot be had, or does not fit the data.
     """
-    dropouts = {
-        "hidden_dropout_prob": config.hidden_dropout_prob,
-        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
-    }
     if checkpoint is not None:
-        model, _ = load_masked_lm(checkpoint, seed=config.seed, **dropouts)
+        model, _ = _load(checkpoint, config)
         return model
     longest = config.packing.max_sequence_tokens
     shape = new_shape(config.model, vocab, longest=longest)
     if shape is None:
         folder = resolve(config.model)
-        model, report = load_masked_lm(folder, seed=config.seed, **dropouts)
-        check_same_tokenizer(folder, tokenizer_folder)
+        model, report = _load(folder, config)
+        check_same_tokenizer(folder, tokenizer_folder, say=say)
         say(str(report))
     else:
-        shape = replace(shape, **{k: v for k, v in dropouts.items() if v is not None})
+        if config.hidden_dropout_prob is not None:
+            shape = replace(shape, hidden_dropout_prob=config.hidden_dropout_prob)
+        if config.attention_probs_dropout_prob is not None:
+            shape = replace(shape, attention_probs_dropout_prob=config.attention_probs_dropout_prob)
         with torch.random.fork_rng(devices=[]):  # torch's own start is overwritten
             model = MaskedLM(shape)
         initialize(model, config=shape, seed=config.seed)
@@ -63,6 +61,15 @@ def make_masked_lm(
             "at most that"
         )
     return model
+
+
+def _load(folder: Path, config: PretrainConfig) -> tuple[MaskedLM, LoadReport]:
+    return load_masked_lm(
+        folder,
+        seed=config.seed,
+        hidden_dropout_prob=config.hidden_dropout_prob,
+        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+    )
 
 
 def new_shape(model: str, vocab: Vocab, *, longest: int) -> EncoderConfig | None:
@@ -81,23 +88,36 @@ def new_shape(model: str, vocab: Vocab, *, longest: int) -> EncoderConfig | None
     return read_config(Path(model)) if model.endswith(".json") else None
 
 
-def check_same_tokenizer(model_folder: Path, data_tokenizer_folder: Path) -> None:
+def check_same_tokenizer(
+    model_folder: Path, data_tokenizer_folder: Path, *, say: Callable[[str], None]
+) -> None:
     """Refuse data whose ids mean other tokens than the checkpoint's.
 
-    A checkpoint without a tokenizer cannot be checked beyond the vocabulary's size.
+    A checkpoint without a tokenizer cannot be checked beyond the vocabulary's size, and one that
+    normalises text otherwise (its case, say) is used all the same; both are said.
 
     Raises:
-        UserError: An id stands for another token, special ones included.
+        UserError: An id stands for another token, or a special token has another id.
     """
-    file = model_folder / "tokenizer.json"
-    if not file.exists():
+    if not any((model_folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
+        say(f"{model_folder}: holds no tokenizer, so only the size of its vocabulary is checked")
         return
-    theirs = Tokenizer.from_file(str(file)).get_vocab()
-    ours = Tokenizer.from_file(str(data_tokenizer_folder / "tokenizer.json")).get_vocab()
-    wrong = sorted((i, token) for token, i in ours.items() if theirs.get(token) != i)
+    theirs, ours = load_tokenizer(model_folder), load_tokenizer(data_tokenizer_folder)
+    advice = f"prepare the text with --tokenizer {model_folder}"
+    for role in ("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"):
+        mine, other = getattr(ours.vocab, role), getattr(theirs.vocab, role)
+        if mine != other:
+            name = role.removesuffix("_id")
+            raise UserError(
+                f"{model_folder}: its {name} token has id {other}, the data's has {mine}; {advice}"
+            )
+    known = theirs.tokenizer.get_vocab()
+    wrong = sorted((i, t) for t, i in ours.tokenizer.get_vocab().items() if known.get(t) != i)
     if wrong:
         token_id, token = wrong[0]
         raise UserError(
             f"{model_folder}: its tokenizer is not the data's ({len(wrong):,} tokens differ, first "
-            f"{token!r} with id {token_id}); prepare the text with --tokenizer {model_folder}"
+            f"{token!r} with id {token_id}); {advice}"
         )
+    if theirs.vocab.fingerprint != ours.vocab.fingerprint:
+        say(f"{model_folder}: same tokens as the data's, but text is split in another way")

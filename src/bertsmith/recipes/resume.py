@@ -11,7 +11,10 @@ from bertsmith.errors import UserError
 from bertsmith.report.run_folder import CONFIG_FILE
 from bertsmith.train.checkpoint import fingerprint_of, newest_checkpoint, read_state
 
-FREE_KEYS = ("output", "resume", "overwrite", "log_every_steps", "device", "save", "eval")
+FREE_KEYS = (
+    *("data", "eval", "output"),  # paths; what the data holds has a fingerprint of its own
+    *("resume", "overwrite", "log_every_steps", "device", "save"),
+)
 """Keys that may differ between a run and its continuation: they do not change what is learned."""
 
 

@@ -30,6 +30,8 @@ class MetricsLog:
         try:
             kept = [line for line in self._lines() if _step_of(line) <= steps_done]
             write_whole(self._path, "".join(kept))
+            losses = (json.loads(line).get("loss") for line in reversed(kept))
+            self.last_loss: float | None = next((x for x in losses if x is not None), None)
             self._file = self._path.open("a", encoding="utf-8")
             self._events = EventFileWriter(str(folder / "tensorboard"), flush_secs=30)
         except OSError as error:

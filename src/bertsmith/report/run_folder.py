@@ -21,25 +21,40 @@ from bertsmith.errors import UserError
 CONFIG_FILE, SUMMARY_FILE = "run.yaml", "summary.json"
 
 
-def open_run_folder(path: str, *, resume: bool, overwrite: bool) -> Path:
-    """Make the folder, or refuse one that holds something.
+def check_run_folder(path: str, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that may not be written, and change nothing.
 
     Raises:
-        UserError: It holds another run and neither `resume` nor `overwrite` is given, holds files
-            that are no run of ours, or cannot be written.
+        UserError: It holds another run and neither `resume` nor `overwrite` is given, or holds
+            files that are no run of ours.
     """
     folder = Path(path)
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--output {path}: is a file; name a folder")
-        if folder.is_dir() and any(folder.iterdir()) and not resume:
-            if not (folder / CONFIG_FILE).exists():
-                raise UserError(f"--output {path}: holds files that are no run; name a new folder")
-            if not overwrite:
-                raise UserError(
-                    f"--output {path}: holds another run; name a new folder, or give --resume to "
-                    "go on with it or --overwrite to replace it"
-                )
+        if not folder.is_dir() or not any(folder.iterdir()):
+            return
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be read ({error.strerror or error})") from error
+    if not (folder / CONFIG_FILE).exists():
+        raise UserError(f"--output {path}: holds files that are no run; name a new folder")
+    if not resume and not overwrite:
+        raise UserError(
+            f"--output {path}: holds another run; name a new folder, or give --resume to "
+            "go on with it or --overwrite to replace it"
+        )
+
+
+def open_run_folder(path: str, *, resume: bool, overwrite: bool) -> Path:
+    """Make the folder, or empty it if it holds a run that is to be replaced.
+
+    Raises:
+        UserError: As `check_run_folder`; or it cannot be written.
+    """
+    check_run_folder(path, resume=resume, overwrite=overwrite)
+    folder = Path(path)
+    try:
+        if folder.is_dir() and overwrite and not resume:
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"

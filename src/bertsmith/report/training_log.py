@@ -38,15 +38,20 @@ class TrainingLog:
         self._metrics, self._display = metrics, display
         self._log_every_steps = log_every_steps
         self._flop_per_token, self._gemm = flop_per_token, gemm_flop_per_second
-        self._steps_seen = self._rated_tokens = 0
-        self._rated_seconds = 0.0
-        self.recent_loss: float | None = None
+        self._steps_seen = self._rated_tokens = self._early_tokens = 0
+        self._rated_seconds = self._early_seconds = 0.0
+        self.recent_loss = metrics.last_loss
         """Training loss, smoothed over about ten steps; None before the first."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Real tokens a second of training alone, warm-up left out; None if too few steps."""
-        return self._rated_tokens / self._rated_seconds if self._rated_seconds > 0.0 else None
+        """Real tokens a second of training alone, without warm-up; None before the first step.
+
+        A run too short to have got beyond its warm-up is rated on that.
+        """
+        if self._rated_seconds > 0.0:
+            return self._rated_tokens / self._rated_seconds
+        return self._early_tokens / self._early_seconds if self._early_seconds > 0.0 else None
 
     @property
     def gemm_share(self) -> float | None:
@@ -61,6 +66,9 @@ class TrainingLog:
         if self._steps_seen > WARMUP_STEPS:
             self._rated_tokens += report.num_tokens
             self._rated_seconds += report.seconds
+        else:
+            self._early_tokens += report.num_tokens
+            self._early_seconds += report.seconds
         past = report.loss if self.recent_loss is None else self.recent_loss
         self.recent_loss = SMOOTHING * past + (1.0 - SMOOTHING) * report.loss
         is_last = progress >= 1.0
@@ -71,7 +79,7 @@ class TrainingLog:
                 loss=self.recent_loss,
                 learning_rate=report.learning_rate,
                 grad_norm=report.grad_norm,
-                tokens_per_second=self.tokens_per_second or report.num_tokens / report.seconds,
+                tokens_per_second=self.tokens_per_second or 0.0,
                 gemm_share=self.gemm_share,
             ),
             is_last=is_last,
