@@ -32,7 +32,7 @@ def prefetch(make: Callable[[int], T], start: int, *, depth: int = 2) -> Iterato
                 return
             try:
                 value = make(index)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the taker gets it
+            except BaseException as error:  # whatever it is, the taker gets it
                 made.put((None, error))
                 return
             made.put((value, None))
@@ -47,7 +47,7 @@ def prefetch(make: Callable[[int], T], start: int, *, depth: int = 2) -> Iterato
             if item[1] is not None:
                 raise item[1]
             free.release()
-            yield item[0]  # type: ignore[misc]
+            yield item[0]
     finally:
         is_closed.set()
         free.release()

@@ -1,0 +1,269 @@
+"""The verbs: the only file that knows jsonargparse.
+
+Every verb is a config dataclass and a recipe. A value comes from the dataclass's default, then the
+YAML file (`--config`), then the command line (`--dotted.key value`). Torch is imported only once a
+verb really runs, so that help and a mistyped key are answered at once.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+
+from bertsmith import __version__
+from bertsmith.errors import UserError
+from bertsmith.recipes import config as configs
+
+EXIT_OK, EXIT_FAULT, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+VERBS: dict[str, type] = {
+    "prepare": configs.PrepareConfig,
+    "pretrain": configs.PretrainConfig,
+    "finetune": configs.FinetuneConfig,
+    "evaluate": configs.EvaluateConfig,
+    "predict": configs.PredictConfig,
+    "demo": configs.DemoConfig,
+}
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code.
+
+    Exit codes: 0 done; 1 a fault of ours (with a traceback); 2 a mistake of the user's (one line on
+    standard error); 130 interrupted, with the work saved.
+    """
+    debug = "--debug" in argv
+    argv = [a for a in argv if a != "--debug"]
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(_overview())
+            return EXIT_OK if argv else EXIT_USER_ERROR
+        if argv[0] in ("-V", "--version"):
+            print(f"bertsmith {__version__}")
+            return EXIT_OK
+        if argv[0] not in VERBS:
+            raise UserError(f"unknown verb {argv[0]!r}{_nearest(argv[0], VERBS)}; see bertsmith -h")
+        config = _parse(argv[0], argv[1:])
+        return EXIT_OK if config is None else _run_verb(config)
+    except UserError as error:
+        if debug:
+            raise
+        print(f"bertsmith: error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("bertsmith: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left; there is nobody to tell
+        return EXIT_FAULT
+
+
+def _run_verb(config: object) -> int:
+    """Run the recipe that belongs to a config; recipes are imported here, with torch."""
+    match config:
+        case configs.PrepareConfig():
+            from bertsmith.recipes.prepare import main as recipe  # noqa: PLC0415
+        case configs.PretrainConfig():
+            from bertsmith.recipes.pretrain import main as recipe  # noqa: PLC0415
+        case configs.FinetuneConfig():
+            from bertsmith.recipes.finetune import main as recipe  # noqa: PLC0415
+        case configs.EvaluateConfig():
+            from bertsmith.recipes.evaluate import main as recipe  # noqa: PLC0415
+        case configs.PredictConfig():
+            from bertsmith.recipes.predict import main as recipe  # noqa: PLC0415
+        case configs.DemoConfig():
+            from bertsmith.recipes.demo import main as recipe  # noqa: PLC0415
+        case _:
+            raise AssertionError(f"no recipe for {type(config).__name__}")
+    return typing.cast(Callable[[object], int], recipe)(config)
+
+
+def _overview() -> str:
+    """The text of `bertsmith --help`."""
+    lines = [
+        f"bertsmith {__version__}: train BERT-family encoders, from raw text to a model in use",
+        "",
+        "usage: bertsmith VERB [--config FILE.yaml] [--key value ...]",
+        "",
+    ]
+    for verb, config in VERBS.items():
+        lines.append(f"  {verb:<10}{(config.__doc__ or '').splitlines()[0]}")
+    lines += [
+        "",
+        "bertsmith VERB --help lists what a verb can be told, with defaults;",
+        "--print_config writes it as YAML; --debug shows the traceback of an error.",
+    ]
+    return "\n".join(lines)
+
+
+def _parse(verb: str, argv: list[str]) -> object | None:
+    """The verb's config, or None when help or the config was printed instead."""
+    config_class = VERBS[verb]
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=f"bertsmith {verb}", description=config_class.__doc__, exit_on_error=False
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of these keys.")
+    parser.add_class_arguments(config_class)
+    keys = _keys_of(config_class)
+    argv = _spell_out(argv, keys)
+    places = {k: v for path in _config_files(argv) for k, v in _places_in(path, keys).items()}
+    places |= {k: f"--{k}" for k in keys if any(w.split("=", 1)[0] == f"--{k}" for w in argv)}
+    try:
+        namespace = parser.parse_args(argv)
+        values = parser.instantiate(namespace).as_dict()
+        values.pop("config", None)
+        return typing.cast(object, config_class(**values))
+    except jsonargparse.ArgumentError as error:
+        raise UserError(f"{verb}: {_explain(str(error), places, keys)}") from error
+    except ValueError as error:  # a config class refused its own values: "share is 1.5; ..."
+        name = str(error).split(" ", 1)[0]
+        place = next((p for k, p in places.items() if k.rsplit(".", 1)[-1] == name), verb)
+        raise UserError(f"{place}: {error}") from error
+    except SystemExit:  # jsonargparse has printed the help or the config
+        return None
+
+
+def _keys_of(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """Every dotted key of a config with its type, nested configs opened."""
+    keys: dict[str, Any] = {}
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        hint = hints[field.name]
+        keys[prefix + field.name] = hint
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            keys |= _keys_of(hint, f"{prefix}{field.name}.")
+    return keys
+
+
+def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
+    """Write out two conveniences: a lone `--flag` is true, and `--list a b c` takes every word."""
+    spelled: list[str] = []
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        position += 1
+        hint = keys.get(word.removeprefix("--"))
+        if word.startswith("--") and hint in (bool, list[str]):
+            end = position
+            while end < len(argv) and not argv[end].startswith("--"):
+                end += 1
+            values, position = argv[position:end], end
+            if hint is bool:
+                values = values or ["true"]
+                spelled += [word, *values]
+            else:
+                spelled += [word, yaml.safe_dump(values, default_flow_style=True, width=1 << 30)]
+        else:
+            spelled.append(word)
+    return spelled
+
+
+def _config_files(argv: list[str]) -> list[str]:
+    """Paths given as `--config PATH` or `--config=PATH`."""
+    paths = [b for a, b in itertools.pairwise(argv) if a == "--config"]
+    return paths + [a.removeprefix("--config=") for a in argv if a.startswith("--config=")]
+
+
+def _places_in(path: str, keys: dict[str, Any]) -> dict[str, str]:
+    """Where each key of a config file stands, as ``file:line``.
+
+    Raises:
+        UserError: The file cannot be read, is no plain YAML mapping, or says a key nobody knows.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            tag, mark = getattr(event, "tag", None), event.start_mark
+            line = mark.line + 1 if mark else 1
+            if isinstance(event, yaml.AliasEvent) or (tag and not tag.startswith("tag:yaml.org")):
+                what = f"tag {tag}" if tag else "alias"
+                raise UserError(f"{path}:{line}: a config holds no {what}")
+            if tag and "python/" in tag:
+                raise UserError(f"{path}:{line}: a config runs no code: {tag}")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"--config {path}: cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else path
+        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path}:1: a config file is a mapping of keys to values")
+    return _places_of(path, root, keys, "")
+
+
+def _places_of(
+    path: str, node: yaml.MappingNode, keys: dict[str, Any], prefix: str
+) -> dict[str, str]:
+    """The part of `_places_in` that goes into nested mappings."""
+    places: dict[str, str] = {}
+    for key_node, value_node in node.value:
+        key = f"{prefix}{key_node.value}"
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        if key not in keys:
+            raise UserError(f"{place}: unknown key {key!r}{_nearest(key, keys)}")
+        if key in places:
+            raise UserError(f"{place}: key {key!r} stands twice; keep one")
+        places[key] = place
+        if isinstance(value_node, yaml.MappingNode) and dataclasses.is_dataclass(keys[key]):
+            places |= _places_of(path, value_node, keys, key + ".")
+    return places
+
+
+def _explain(message: str, places: dict[str, str], keys: dict[str, Any]) -> str:
+    """Turn jsonargparse's message into one line with the key, the value and what is allowed."""
+    if message.startswith("unrecognized arguments:"):
+        unknown = [w for w in message.split(":", 1)[1].split() if w.startswith("--")]
+        if not unknown:
+            stray = message.split(":", 1)[1].strip()
+            return f"{stray!r} belongs to no option; options are written --key value"
+        name = unknown[0].removeprefix("--").split("=", 1)[0]
+        return f"unknown option --{name}{_nearest(name, keys)}"
+    if 'Parser key "' in message:
+        key = message.split('Parser key "', 1)[1].split('"', 1)[0]
+        if key in keys:
+            return f"{places.get(key, key)}: {_given(message)} is not {_describe(keys[key])}"
+    return " ".join(message.split())
+
+
+def _given(message: str) -> str:
+    """The value the user gave, quoted."""
+    for marker in ("Given value: ", "Got value: "):
+        if marker in message:
+            return repr(message.split(marker, 1)[1].splitlines()[0].strip())
+    return "the value"
+
+
+def _describe(hint: Any) -> str:
+    """A type in a user's words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        parts = [_describe(a) for a in arguments if a is not type(None)]
+        return " or ".join([*parts, "null"] if type(None) in arguments else parts)
+    if origin is list:
+        return "a list"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return words.get(hint, "a group of keys")
+
+
+def _nearest(name: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean X?` for a mistyped name, or nothing."""
+    names = list(known)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not matches:  # a nested key typed without its group
+        matches = [k for k in names if k.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]][:1]
+    return f"; did you mean {matches[0]}?" if matches else ""
