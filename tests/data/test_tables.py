@@ -244,7 +244,7 @@ def test_other_columns_are_carried_where_asked(write: Write) -> None:
 
 def test_a_pair_model_needs_the_second_text(write: Write) -> None:
     path = write("a.csv", "text,label\na,x\n")
-    with pytest.raises(UserError, match="trained on pairs"):
+    with pytest.raises(UserError, match="pairs of texts are needed"):
         TableReader(path, TableConfig(), is_labelled=True, is_pair=True)
 
 

@@ -243,6 +243,28 @@ def test_examples_in_both_parts_are_counted_and_said(
     assert "the scores flatter" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_labels_that_are_lists_of_labels_are_warned_about(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    lines = ["text,label", *(f'ox film,"{w}"' for w in ("a", "b", "a,b") for _ in range(5))]
+    data = tmp_path / "many.csv"
+    data.write_text("\n".join(lines))
+    finetune(settings(tiny_encoder_folder, data, tmp_path / "run", epochs=1))
+    assert "1 labels such as 'a,b' look like several" in (tmp_path / "run/log.txt").read_text()
+
+
+def test_a_run_is_not_replaced_while_its_model_is_what_is_read(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path
+) -> None:
+    run = tmp_path / "run"
+    finetune(settings(tiny_encoder_folder, table, run, epochs=1))
+    with pytest.raises(UserError, match=r"holds --model .*run/model; name a new folder"):
+        finetune(settings(run / "model", table, run, overwrite=True))
+    assert (run / "model" / "config.json").exists()
+    finetune(settings(run / "model", table, tmp_path / "next", epochs=1))
+    assert "newly initialised: nothing" in (tmp_path / "next" / "log.txt").read_text()
+
+
 def test_a_misspelt_monitor_is_refused_before_torch_is_loaded() -> None:
     code = (
         "import sys; from bertsmith.recipes.config import FinetuneConfig\n"

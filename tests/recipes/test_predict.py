@@ -186,5 +186,5 @@ def test_a_model_of_pairs_says_what_is_missing(
 ) -> None:
     data = write_csv(tmp_path / "new.csv", {"text": ["a"]})
     folder = make_classifier(labels=LABELS, pair=True)
-    with pytest.raises(UserError, match="trained on pairs"):
+    with pytest.raises(UserError, match="pairs of texts are needed"):
         predict(settings(folder, data, tmp_path / "out.csv"))

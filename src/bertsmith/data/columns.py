@@ -176,7 +176,7 @@ def _text_columns(
 
 def _pair_missing(names: tuple[str, ...], path: Path) -> UserError:
     return UserError(
-        f"{path}: the model was trained on pairs of texts and there is no second text here; "
+        f"{path}: pairs of texts are needed and there is no second text here; "
         f"say --table.text_column and --table.pair_column; {_listed(names)}"
     )
 

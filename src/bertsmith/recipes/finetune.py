@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +29,7 @@ from bertsmith.recipes.resume import checkpoint_to_resume
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
-from bertsmith.report.run_folder import (
-    open_run_folder,
-    write_config,
-)
+from bertsmith.report.run_folder import check_run_folder, open_run_folder, write_config
 from bertsmith.train.checkpoint import (
     RunState,
     load_moments,
@@ -63,19 +61,18 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
         UserError: The model, a table, the output or a value cannot be used; or the loss is not
             finite, in which case the best model and the last checkpoint stand.
     """
-    source = model_folder(config.model)
-    tables = read_task_tables(config)
-    tokenizer, longest = fit_tokenizer(config, source, tables)
+    check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+    check_inputs_stay(config)
     compute = choose_compute(config.precision, config.device)
-    folder = open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    speaker = Speaker(folder)
     if compute.device.type == "cpu":
         reuse_freed_memory()
-    fingerprint = fingerprint_of_tables(tables)
-    checkpoint = checkpoint_to_resume(folder, config, fingerprint, speaker.say)
+    source = model_folder(config.model)
+    data = open_task(config, source)
+    lines: list[str] = []
+    checkpoint = checkpoint_to_resume(Path(config.output), config, data.fingerprint, lines.append)
     model, report = load_classifier(
         checkpoint or source,
-        labels=tables.labels,
+        labels=data.tables.labels,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
@@ -84,30 +81,16 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
     optimizer = AdamW(group_parameters(model, config.optim), config.optim)
     state = RunState()
     if checkpoint is not None:
-        state = with_best_on_disk(read_state(checkpoint)[0], folder)
+        state = with_best_on_disk(read_state(checkpoint)[0], Path(config.output))
         load_moments(checkpoint, optimizer, updates=state.updates)
-        speaker.say(f"resumed from {checkpoint}")
-    else:
-        speaker.say(str(report))
-    encoder = ExampleTokenizer(tokenizer.tokenizer, max_sequence_tokens=longest)
-    data = TaskData(
-        tables=tables,
-        train=encode_part(tables.train, tables.labels, encoder),
-        dev=encode_part(tables.dev, tables.labels, encoder),
-        longest=longest,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint,
-    )
-    steps = TrainingSteps(
-        data.train.examples,
-        data.train.labels_N,
-        examples_per_step=config.examples_per_step,
-        tokens_per_pack=config.tokens_per_pack,
-        seed=config.seed,
-    )
+    lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
+
+    folder = open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+    speaker = Speaker(folder)
+    for line in lines:
+        speaker.say(line)
     write_config(folder, config)
-    run = FinetuneRun(config, folder, speaker, compute, model, optimizer, data, steps)
-    run.state = state
+    run = FinetuneRun(config, folder, speaker, compute, model, optimizer, data, state)
     run.say_banner()
     with (
         MetricsLog(folder, steps_done=state.step) as metrics,
@@ -119,17 +102,64 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             outcome = train(
                 model,
                 optimizer,
-                steps=lambda start: packs_from(steps, start),
-                config=loop_config(config, steps),
+                steps=lambda start: packs_from(data.steps, start),
+                config=loop_config(config, data.steps),
                 compute=compute,
                 state=state,
                 hooks=run,
                 interruption=interruption,
             )
-        except NonFiniteLossError as error:
-            run.summarize("failed", run.state)
-            raise UserError(explain_non_finite(error, steps, data)) from error
+        except Exception as error:
+            with suppress(UserError):  # a full disk: the first error is the one to tell
+                run.summarize("failed", run.state)
+            if isinstance(error, NonFiniteLossError):
+                raise UserError(explain_non_finite(error, data)) from error
+            raise
     return run.conclude(outcome)
+
+
+def check_inputs_stay(config: FinetuneConfig) -> None:
+    """Refuse to replace a run that holds what is to be read.
+
+    Raises:
+        UserError: The model or a table lies in the output folder, which would be emptied.
+    """
+    output = Path(config.output).resolve()
+    for key in ("model", "data", "eval"):
+        path = Path(getattr(config, key) or "-")
+        if not config.resume and path.exists() and path.resolve().is_relative_to(output):
+            raise UserError(f"--output {config.output}: holds --{key} {path}; name a new folder")
+
+
+def open_task(config: FinetuneConfig, source: Path) -> TaskData:
+    """Read, check and tokenise the tables.
+
+    Args:
+        config: Names them.
+        source: Folder of the checkpoint, whose tokenizer is used.
+
+    Raises:
+        UserError: A table, the tokenizer or a setting does not fit.
+    """
+    tables = read_task_tables(config)
+    tokenizer, longest = fit_tokenizer(config, source, tables)
+    encoder = ExampleTokenizer(tokenizer.tokenizer, max_sequence_tokens=longest)
+    train_part = encode_part(tables.train, tables.labels, encoder)
+    return TaskData(
+        tables=tables,
+        train=train_part,
+        dev=encode_part(tables.dev, tables.labels, encoder),
+        steps=TrainingSteps(
+            train_part.examples,
+            train_part.labels_N,
+            examples_per_step=config.examples_per_step,
+            tokens_per_pack=config.tokens_per_pack,
+            seed=config.seed,
+        ),
+        longest=longest,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint_of_tables(tables),
+    )
 
 
 def fit_tokenizer(
@@ -171,9 +201,9 @@ def packs_from(steps: TrainingSteps, start: int) -> Iterator[Sequence[LabelledBa
     return (steps.batches(step) for step in itertools.count(start))
 
 
-def explain_non_finite(error: NonFiniteLossError, steps: TrainingSteps, data: TaskData) -> str:
+def explain_non_finite(error: NonFiniteLossError, data: TaskData) -> str:
     """One line: the step, the rows, and what stands."""
-    packs = steps.batches(error.step)
+    packs = data.steps.batches(error.step)
     bad = packs if error.pack is None else [packs[error.pack]]
     rows = sorted(int(row) for pack in bad for row in pack.rows_N)
     shown = ", ".join(data.train.table.place(row) for row in rows[:5])

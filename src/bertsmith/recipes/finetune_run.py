@@ -101,6 +101,7 @@ class TaskData:
     tables: TaskTables
     train: Part
     dev: Part
+    steps: TrainingSteps
     longest: int
     """Most tokens of an example."""
 
@@ -120,14 +121,14 @@ class FinetuneRun:
         model: SequenceClassifier,
         optimizer: AdamW,
         data: TaskData,
-        steps: TrainingSteps,
+        state: RunState,
     ) -> None:
         """Nothing is written yet."""
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
-        self._data, self._steps = data, steps
+        self._data, self._steps = data, data.steps
         self._log: TrainingLog | None = None
-        self.state = RunState()
+        self.state = state
 
     def say_banner(self) -> None:
         """What is about to run, before time is spent on it."""

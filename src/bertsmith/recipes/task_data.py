@@ -61,6 +61,12 @@ class TaskTables:
                     f"{table.skipped_rows:,} rows of {table.path} were skipped; "
                     f"the first: {table.first_skipped}"
                 )
+        combined = [name for name in self.labels if _looks_combined(name, self.labels)]
+        if combined:
+            lines.append(
+                f"warning: {len(combined):,} labels such as {combined[0]!r} look like several in "
+                "one; each is learned as a label of its own (one label a text)"
+            )
         if self.num_leaked:
             lines.append(
                 f"warning: {self.num_leaked:,} of the {len(self.dev):,} examples to judge by stand "
@@ -113,3 +119,9 @@ def encode_part(table: Table, labels: tuple[str, ...], tokenizer: ExampleTokeniz
 
 def _contents(table: Table) -> list[tuple[str, str]]:
     return list(zip(table.texts, table.pairs or [""] * len(table), strict=True))
+
+
+def _looks_combined(name: str, labels: tuple[str, ...]) -> bool:
+    """Whether a label is a list of other labels."""
+    parts = [part.strip() for part in name.replace("|", ",").replace(";", ",").split(",")]
+    return len(parts) > 1 and all(part in labels for part in parts)
