@@ -20,7 +20,7 @@ from bertsmith.errors import UserError
 from bertsmith.metrics import ClassificationMetrics
 from bertsmith.recipes.config import FinetuneConfig, PredictConfig
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import FinetuneRun
+from bertsmith.recipes.finetune_run import FinetuneRun, rank_of
 from bertsmith.recipes.predict import predict
 from bertsmith.train.config import OptimConfig
 
@@ -210,6 +210,21 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     finetune(best_only)
     one, two = (load_file(p / "model" / "model.safetensors") for p in (output, tmp_path / "other"))
     assert all(one[key].equal(two[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"accuracy": 0.8, "loss": 9.0}, {"accuracy": 0.79, "loss": 0.1}),
+        ({"accuracy": 0.8, "loss": 0.4}, {"accuracy": 0.8, "loss": 0.5}),
+    ],
+)
+def test_accuracy_decides_and_the_loss_where_it_ties(
+    better: dict[str, float], worse: dict[str, float]
+) -> None:
+    assert rank_of(better, "accuracy") > rank_of(worse, "accuracy")
+    low, high = sorted((better, worse), key=lambda s: s["loss"])
+    assert rank_of(low, "loss") > rank_of(high, "loss")
 
 
 def test_a_classifier_of_the_same_labels_keeps_its_head(

@@ -44,6 +44,9 @@ from bertsmith.train.step import StepReport
 JUDGEMENTS_AN_EPOCH = 2
 """How often the model is judged when the config says nothing."""
 
+TIE = 1e-6
+"""Scores that differ by less are as good as each other; the loss then decides."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSummary:
@@ -107,6 +110,16 @@ class TaskData:
 
     tokenizer: TextTokenizer
     fingerprint: str
+
+
+def rank_of(scores: Mapping[str, float], monitor: str) -> float:
+    """How good scores are, larger is better: by `monitor`, and where that ties by the loss.
+
+    Accuracy on a small table often ties while the model still learns. Values closer than
+    `TIE` count as tied.
+    """
+    value = scores[monitor] if HIGHER_IS_BETTER[monitor] else -scores[monitor]
+    return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
 class FinetuneRun:
@@ -181,8 +194,7 @@ class FinetuneRun:
         assert self._log is not None
         scores = self._judge().by_name()
         self._log.scores(scores, state)
-        monitor = self._config.monitor
-        value = scores[monitor] if HIGHER_IS_BETTER[monitor] else -scores[monitor]
+        value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
         self._speaker.say(
             f"step {state.step:,}: accuracy {scores['accuracy']:.4f}, macro F1 "
