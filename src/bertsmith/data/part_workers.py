@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 from bertsmith.data.corpus import ReadOptions
 from bertsmith.data.parts import PartMaker
 from bertsmith.data.plan import Unit
+from bertsmith.errors import UserError
 
 POLL_SECONDS = 0.25
-SMALL_BYTES = 4 << 20
+SMALL_BYTES = 1 << 20
 """Less text than this is done here, sooner than a process starts."""
 
 
@@ -82,7 +84,14 @@ def make_parts(
                 finished, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
-                advance(done_bytes.value, total)
+                if waiting:
+                    advance(done_bytes.value, total)
+            advance(total, total)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "--workers: a process was killed, most likely for lack of memory; what is finished "
+                f"is kept: run again with fewer than {workers} workers"
+            ) from error
         except BaseException:
             should_stop.set()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -23,6 +23,8 @@ from bertsmith.recipes.config import PrepareConfig
 from bertsmith.recipes.prepared_folder import PreparedFolder, cannot_write
 from bertsmith.report.progress import BytesDisplay, Speaker
 
+EXIT_INTERRUPTED = 130
+LONG_LOOK_BYTES = 1 << 29
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
 
@@ -47,7 +49,12 @@ class PrepareSummary:
 
 def main(config: PrepareConfig) -> int:
     """Prepare, and print where the result is and what it holds."""
-    summary = prepare(config)
+    speaker = Speaker()
+    try:
+        summary = prepare(config, speaker=speaker)
+    except KeyboardInterrupt:
+        speaker.say("interrupted; what is finished is kept: the same command goes on")
+        return EXIT_INTERRUPTED
     print(summary.output)
     return 0
 
@@ -92,7 +99,7 @@ def _prepare(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) ->
             sample_mb=config.tokenizer_sample_mb,
         ),
         known=finished or started,
-        advance=BytesDisplay(speaker, "looking").advance,
+        advance=_Looking(speaker).advance,
     )
     if _is_done(folder, plan, speaker, overwrite=config.overwrite):
         return _up_to_date(folder)
@@ -142,7 +149,7 @@ def _join(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) -> Pr
         if differences:
             raise UserError(
                 f"--join {source.path}: is of other text or options than {sources[0].path}: "
-                f"{'; '.join(differences[:3])}"
+                f"{_listed(differences)}"
             )
         tokenizer = source.tokenizer_there()
         if tokenizer is None:
@@ -265,8 +272,7 @@ def _is_done(
     """Whether the output is what the plan asks for.
 
     Raises:
-        UserError: It is something else, or work on something else was begun, and `overwrite` is
-            not given.
+        UserError: It is something else, and `overwrite` is not given.
     """
     finished, started = folder.finished_plan(), folder.started_plan()
     if finished is not None and not finished.differences(plan):
@@ -274,16 +280,33 @@ def _is_done(
             folder.clean()
         speaker.say(f"{folder.path}: up to date, nothing to do")
         return True
-    if overwrite or (started is not None and not started.differences(plan)):
-        return False
-    other = finished or started
-    if other is not None:
+    if finished is not None and not overwrite:
         raise UserError(
-            f"--output {folder.path}: was {'prepared' if finished else 'begun'} in another way "
-            f"({'; '.join(other.differences(plan)[:3])}); name a new folder, or give --overwrite "
-            "to replace it"
+            f"--output {folder.path}: was prepared in another way "
+            f"({_listed(finished.differences(plan))}); name a new folder, or give --overwrite to "
+            "replace it"
+        )
+    if started is not None and (changes := started.differences(plan)):
+        speaker.say(
+            f"{folder.path}: since this was begun, {_listed(changes)}; going on with what is now"
         )
     return False
+
+
+def _listed(differences: list[str]) -> str:
+    more = len(differences) - 3
+    return "; ".join(differences[:3]) + (f"; and {more:,} more" if more > 0 else "")
+
+
+class _Looking:
+    """Progress of looking at the input, if that takes long enough to wonder."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._display = BytesDisplay(speaker, "looking at the input")
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        if total_bytes >= LONG_LOOK_BYTES:
+            self._display.advance(done_bytes, total_bytes)
 
 
 def _up_to_date(folder: PreparedFolder) -> PrepareSummary:

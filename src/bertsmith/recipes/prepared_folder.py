@@ -92,11 +92,15 @@ class PreparedFolder:
             os.close(handle)
 
     def begin(self, plan: Plan) -> None:
-        """Note the plan; parts of another plan are deleted."""
-        if self.started_plan() != plan:
-            if self.started_plan() is None or self.started_plan().differences(plan):  # type: ignore[union-attr]
-                shutil.rmtree(self.work)
-                self.work.mkdir()
+        """Note the plan.
+
+        What was made for another plan is used again where it still fits: parts are named by all
+        that they depend on.
+        """
+        started = self.started_plan()
+        if started is None or started.differences(plan):
+            shutil.rmtree(self.tokenizer_folder, ignore_errors=True)
+        if started != plan:
             write_whole(self._plan, json.dumps(plan.to_json(), indent=1))
 
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
