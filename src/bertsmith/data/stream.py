@@ -22,8 +22,10 @@ from bertsmith.data.masking import (
 )
 from bertsmith.data.packing import longest_first, plan_packs
 from bertsmith.data.pieces import Corpus, Pieces
-from bertsmith.data.prefetch import prefetch as prefetch  # offered here with the stream
+from bertsmith.data.prefetch import prefetch
 from bertsmith.errors import UserError
+
+__all__ = ["PretrainStream", "prefetch", "valid_batches"]  # what a recipe needs
 
 VALID_SEED = 20181011  # BERT's first day on arXiv; validation is the same whatever the run's seed
 
