@@ -1,6 +1,7 @@
 """The run folder: who may write it, and the files that say what the run was and how it ended."""
 
 import json
+import math
 import os
 import platform
 import resource
@@ -77,9 +78,19 @@ def write_config(folder: Path, config: Any) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """`summary.json`: how the run ended."""
-    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+    """`summary.json`: how the run ended; numbers that are not finite are null, as JSON has none."""
+    text = json.dumps(_finite(dict(summary)), indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(folder / SUMMARY_FILE, text + "\n")
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _finite(inner) for name, inner in value.items()}
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,58 @@
+"""Scores over every target of the held-out packs."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from bertsmith.batch import MaskedBatch
+from bertsmith.model.heads import MaskedLM
+from bertsmith.train.config import OptimConfig
+from bertsmith.train.optim import AdamW
+from bertsmith.train.precision import Compute
+from bertsmith.train.validation import MaskedScores, score_masked_lm
+
+NewRun = Callable[[OptimConfig], tuple[MaskedLM, AdamW]]
+MakePack = Callable[[int, list[int], int], MaskedBatch]
+FP32 = Compute(device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_scores_are_those_of_all_targets_together(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    """Counts 1 and 9: a mean of the packs' means would weigh them alike."""
+    model, _ = new_run(OptimConfig())
+    packs = [make_masked_pack(0, [6], 1), make_masked_pack(1, [9, 14], 9)]
+    logits = [model.logits_MV(p.inputs, p.positions_M, dropout_seed=None) for p in packs]
+    chances = torch.cat(logits).double().log_softmax(-1)
+    targets = torch.cat([p.targets_M for p in packs])
+    scores = score_masked_lm(model, packs, FP32)
+    expected = -chances.gather(1, targets[:, None]).mean()
+    assert scores.loss == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert scores.accuracy == float((chances.argmax(-1) == targets).double().mean())
+    assert scores.num_targets == 10
+    assert scores.perplexity == pytest.approx(math.exp(scores.loss))
+
+
+def test_scoring_draws_nothing_and_changes_nothing(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    model, _ = new_run(OptimConfig())
+    model.train()
+    packs = [make_masked_pack(0, [20], 5)]
+    before = torch.get_rng_state()
+    weights = [p.clone() for p in model.parameters()]
+    assert score_masked_lm(model, packs, FP32) == score_masked_lm(model, packs, FP32)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_no_target_gives_no_number_and_a_huge_loss_no_overflow(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    model, _ = new_run(OptimConfig())
+    assert math.isnan(score_masked_lm(model, [make_masked_pack(0, [5], 0)], FP32).loss)
+    assert MaskedScores(loss=800.0, accuracy=0.0, num_targets=1).perplexity == math.inf
