@@ -300,7 +300,7 @@ class PrepareConfig:
     min_frequency: int = 2
     """How often two neighbours must occur in the text to become a token."""
 
-    tokenizer_sample_mb: int = 100
+    tokenizer_sample_mb: int = 50
     """Most text to train the tokenizer on, in 10^6 characters, taken evenly from all the input."""
 
     valid_share: float = 0.01

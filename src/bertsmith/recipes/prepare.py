@@ -24,6 +24,9 @@ from bertsmith.recipes.prepared_folder import PreparedFolder, cannot_write
 from bertsmith.report.progress import BytesDisplay, Speaker
 
 EXIT_INTERRUPTED = 130
+GOLDEN_RATIO = 0.6180339887498949
+"""The fractional parts of its multiples lie evenly, however many are taken."""
+
 LONG_LOOK_BYTES = 1 << 29
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
@@ -336,11 +339,9 @@ def _train(plan: Plan, units: list[Unit], speaker: Speaker) -> TextTokenizer:
 
 
 def _sample(plan: Plan, units: list[Unit]) -> Iterator[str]:
-    """Documents from all over the corpus: whole units, evenly spaced, until there are enough."""
+    """Documents from all over the corpus: whole units in a spread-out order, until it is enough."""
     left = plan.tokenizer.sample_mb * 10**6
-    total = sum(sum(unit.span_bytes) for unit in units)
-    stride = max(total // left, 1)
-    for unit in units[::stride]:
+    for unit in sorted(units, key=lambda unit: unit.number * GOLDEN_RATIO % 1.0):
         for span in unit.spans:
             for document in read_documents(span, plan.read):
                 yield document.text
