@@ -16,6 +16,7 @@ import torch
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.hf import load_classifier
+from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.kernels import build
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
@@ -48,8 +49,10 @@ def main() -> None:
     model, _ = load_classifier(Path(args.model), labels=labels, seed=args.seed)
     tokenizer = load_tokenizer(Path(args.model)).tokenizer
     encoder = ExampleTokenizer(tokenizer, max_sequence_tokens=args.max_length)
+    examples = encoder.encode([r["text"] for r in rows], None)
+    vocabulary = CompactVocabulary(model.encoder, examples.input_ids_T)
     data = TrainingSteps(
-        encoder.encode([r["text"] for r in rows], None),
+        examples,
         torch.tensor([r["label"] for r in rows]),
         examples_per_step=args.batch,
         tokens_per_pack=4096,
@@ -61,7 +64,7 @@ def main() -> None:
     def steps() -> Iterator[Step]:
         for step in itertools.count():
             started = time.perf_counter()
-            packs = data.batches(step)
+            packs = [vocabulary.narrowed(pack) for pack in data.batches(step)]
             report = train_step(
                 model,
                 packs,
@@ -90,6 +93,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "samples": len(rows),
         "torch": torch.__version__,
+        "token_rows": vocabulary.num_rows,
         "kernels": build.status(),
     }
     serve(facts, steps())

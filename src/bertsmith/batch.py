@@ -139,7 +139,8 @@ def pack(sequences: Sequence[Tensor], *, segments: Sequence[Tensor] | None = Non
         segments: Token types of each sequence; None means 0 throughout.
     """
     lengths = torch.tensor([len(s) for s in sequences])
-    assert len(sequences) > 0 and int(lengths.min()) > 0, "a pack holds no empty sequence"
+    assert len(sequences) > 0, "a pack holds at least one sequence"
+    assert int(lengths.min()) > 0, "a pack holds no empty sequence"
     starts_N1 = torch.zeros(len(sequences) + 1, dtype=torch.int32)
     torch.cumsum(lengths, 0, out=starts_N1[1:])
     input_ids_T = torch.cat(list(sequences)).to(torch.int64)
@@ -167,7 +168,7 @@ def positions_of(starts_N1: Tensor) -> Tensor:
 
 def unpack(values_T: Tensor, starts_N1: Tensor) -> list[Tensor]:
     """Views of the first axis, one a sequence: the inverse of `pack`."""
-    return list(values_T.split(starts_N1.diff().tolist()))
+    return list(torch.split(values_T, starts_N1.diff().tolist()))
 
 
 def to_padded(values_T: Tensor, starts_N1: Tensor, *, fill: float = 0) -> Tensor:

@@ -11,7 +11,6 @@ import itertools
 import sys
 import types
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +69,31 @@ def _run_verb(config: object) -> int:
     """Run the recipe that belongs to a config; recipes are imported here, with torch."""
     match config:
         case configs.PrepareConfig():
-            from bertsmith.recipes.prepare import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import prepare  # noqa: PLC0415
+
+            return prepare.main(config)
         case configs.PretrainConfig():
-            from bertsmith.recipes.pretrain import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import pretrain  # noqa: PLC0415
+
+            return pretrain.main(config)
         case configs.FinetuneConfig():
-            from bertsmith.recipes.finetune import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import finetune  # noqa: PLC0415
+
+            return finetune.main(config)
         case configs.EvaluateConfig():
-            from bertsmith.recipes.evaluate import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import evaluate  # noqa: PLC0415
+
+            return evaluate.main(config)
         case configs.PredictConfig():
-            from bertsmith.recipes.predict import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import predict  # noqa: PLC0415
+
+            return predict.main(config)
         case configs.DemoConfig():
-            from bertsmith.recipes.demo import main as recipe  # noqa: PLC0415
+            from bertsmith.recipes import demo  # noqa: PLC0415
+
+            return demo.main(config)
         case _:
             raise AssertionError(f"no recipe for {type(config).__name__}")
-    return typing.cast(Callable[[object], int], recipe)(config)
 
 
 def _overview() -> str:

@@ -17,6 +17,7 @@ from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, read_config
+from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.recipes.classifier import (
     fitting_tokenizer,
@@ -78,6 +79,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
     )
     model.to(compute.device)
+    vocabulary = CompactVocabulary(model.encoder, data.train.examples.input_ids_T)
     optimizer = AdamW(group_parameters(model, config.optim), config.optim)
     state = RunState()
     if checkpoint is not None:
@@ -90,7 +92,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
     for line in lines:
         speaker.say(line)
     write_config(folder, config)
-    run = FinetuneRun(config, folder, speaker, compute, model, optimizer, data, state)
+    run = FinetuneRun(config, folder, speaker, compute, model, optimizer, data, vocabulary, state)
     run.say_banner()
     with (
         MetricsLog(folder, steps_done=state.step) as metrics,
@@ -102,7 +104,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             outcome = train(
                 model,
                 optimizer,
-                steps=lambda start: packs_from(data.steps, start),
+                steps=lambda start: packs_from(data.steps, vocabulary, start),
                 config=loop_config(config, data.steps),
                 compute=compute,
                 state=state,
@@ -196,9 +198,12 @@ def with_best_on_disk(state: RunState, folder: Path) -> RunState:
     return replace(state, best_value=None, best_step=None, evaluations_since_best=0)
 
 
-def packs_from(steps: TrainingSteps, start: int) -> Iterator[Sequence[LabelledBatch]]:
-    """The packs of step `start` and all after it."""
-    return (steps.batches(step) for step in itertools.count(start))
+def packs_from(
+    steps: TrainingSteps, vocabulary: CompactVocabulary, start: int
+) -> Iterator[Sequence[LabelledBatch]]:
+    """The packs of step `start` and all after it, for the narrowed token table."""
+    for step in itertools.count(start):
+        yield [vocabulary.narrowed(batch) for batch in steps.batches(step)]
 
 
 def explain_non_finite(error: NonFiniteLossError, data: TaskData) -> str:

@@ -10,6 +10,7 @@ from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
+from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.kernels import build
@@ -134,14 +135,21 @@ class FinetuneRun:
         model: SequenceClassifier,
         optimizer: AdamW,
         data: TaskData,
+        vocabulary: CompactVocabulary,
         state: RunState,
     ) -> None:
         """Nothing is written yet."""
+        self._vocabulary = vocabulary
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
         self._data, self._steps = data, data.steps
         self._log: TrainingLog | None = None
         self.state = state
+
+    @property
+    def _num_parameters(self) -> int:
+        trained = sum(p.numel() for p in self._model.parameters())
+        return trained + self._vocabulary.num_parameters_aside
 
     def say_banner(self) -> None:
         """What is about to run, before time is spent on it."""
@@ -162,8 +170,11 @@ class FinetuneRun:
             f"{self._steps.steps_per_epoch:,} an epoch; best by {self._config.monitor}; "
             f"seed {self._config.seed}"
         )
-        parameters = sum(p.numel() for p in self._model.parameters())
-        say(f"model: {parameters:,} parameters, {self._compute.name} on {self._compute.device}")
+        say(
+            f"model: {self._num_parameters:,} parameters, {self._compute.name} on "
+            f"{self._compute.device}; {self._vocabulary.num_rows:,} tokens occur in the data, and "
+            "only their rows of the token table are trained"
+        )
         if self._compute.device.type == "cpu":
             say(build.status())
 
@@ -191,6 +202,10 @@ class FinetuneRun:
 
     def on_evaluate(self, state: RunState) -> RunState:
         """Judge the model; keep its weights if it is the best so far."""
+        with self._vocabulary.whole():
+            return self._judge_and_keep(state)
+
+    def _judge_and_keep(self, state: RunState) -> RunState:
         assert self._log is not None
         scores = self._judge().by_name()
         self._log.scores(scores, state)
@@ -218,13 +233,14 @@ class FinetuneRun:
     def on_save(self, state: RunState) -> None:
         """Write a checkpoint to go on from; only then delete old ones."""
         folder = self._folder / "checkpoints"
-        save_checkpoint(
-            folder,
-            state=state,
-            optimizer=self._optimizer,
-            write_model=lambda fresh: self._write_model(fresh, state.step),
-            fingerprints=fingerprints_of(self._config, self._data.fingerprint),
-        )
+        with self._vocabulary.whole():
+            save_checkpoint(
+                folder,
+                state=state,
+                optimizer=self._optimizer,
+                write_model=lambda fresh: self._write_model(fresh, state.step),
+                fingerprints=fingerprints_of(self._config, self._data.fingerprint),
+            )
         keep_newest(folder, keep_last=self._config.save.keep_last, best_step=state.best_step)
 
     def conclude(self, outcome: Outcome) -> FinetuneSummary:
@@ -276,7 +292,7 @@ class FinetuneRun:
             leaked_examples=self._data.tables.num_leaked,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             gemm_share=None if log is None else log.gemm_share,
-            parameters=sum(p.numel() for p in self._model.parameters()),
+            parameters=self._num_parameters,
             seed=self._config.seed,
             versions=versions(),
         )
