@@ -199,7 +199,7 @@ def _check_files(folder: Path, files: dict[str, dict[str, Any]], *, verify: bool
 
 
 def _open_shard(folder: Path, number: int, ids: np.dtype[Any]) -> Shard:
-    dtypes = (ids, np.dtype("<i8"), np.dtype("u1"), np.dtype("<u4"))
+    dtypes: tuple[np.dtype[Any], ...] = (ids, np.dtype("<i8"), np.dtype("u1"), np.dtype("<u4"))
     tokens, offsets, words, places = (
         _mapped(folder / f"{kind}-{number:05}.bin", dtype)
         for kind, dtype in zip(KINDS, dtypes, strict=True)
