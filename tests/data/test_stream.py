@@ -1,0 +1,149 @@
+"""Steps follow from seed and step, an epoch holds every token once, validation stands still."""
+
+from collections import Counter
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertsmith.batch import MaskedBatch
+from bertsmith.data.config import MaskingConfig, PackingConfig
+from bertsmith.data.stream import PretrainStream, valid_batches
+from bertsmith.errors import UserError
+from small_corpus import ListCorpus, skewed_lengths
+
+PACKING = PackingConfig(tokens_per_pack=256, max_sequence_tokens=64)
+
+
+def stream_of(corpus: ListCorpus, *, seed: int = 0, tokens_per_step: int = 512) -> PretrainStream:
+    return PretrainStream(
+        corpus,
+        packing=PACKING,
+        masking=MaskingConfig(),
+        tokens_per_step=tokens_per_step,
+        seed=seed,
+    )
+
+
+def equal(left: MaskedBatch, right: MaskedBatch) -> bool:
+    """Whether two packs are the same in every tensor."""
+    return all(
+        torch.equal(getattr(left.inputs, f.name), getattr(right.inputs, f.name))
+        for f in fields(left.inputs)
+        if f.name != "longest"
+    ) and torch.equal(left.positions_M, right.positions_M)
+
+
+def originals(batch: MaskedBatch) -> torch.Tensor:
+    """The tokens before any was hidden."""
+    return batch.inputs.input_ids_T.index_copy(0, batch.positions_M, batch.targets_M)
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=60).filter(any),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_holds_every_token_once_whatever_the_steps(
+    lengths: list[int], seed: int, epoch: int
+) -> None:
+    corpus = ListCorpus(lengths)
+    stream = stream_of(corpus, seed=seed)
+    per_epoch = stream.steps_in_epoch(epoch)
+    seen: Counter[int] = Counter()
+    for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
+        assert stream.epoch_of(step) == (epoch, step - epoch * per_epoch)
+        packs = stream.step(step)
+        assert 1 <= len(packs) <= stream.packs_per_step
+        for pack, documents in zip(packs, stream.documents_of(step), strict=True):
+            assert pack.num_tokens <= PACKING.tokens_per_pack
+            assert len(documents) == pack.inputs.num_sequences
+            lengths_N = pack.inputs.starts_N1.diff()
+            assert int(lengths_N.max()) == pack.inputs.longest == int(lengths_N[0])
+            seen.update(originals(pack).tolist())
+    wanted = Counter(i for d in range(len(lengths)) for i in corpus.document(d).tolist())
+    special = {2: seen[2], 3: seen[3]}
+    assert special[2] == special[3]
+    assert seen - Counter(special) == wanted
+    assert sum(seen.values()) == stream.num_tokens_per_epoch
+
+
+def test_a_step_is_the_same_whoever_asks_in_whatever_order() -> None:
+    corpus = ListCorpus(skewed_lengths(400))
+    forward, jumping = stream_of(corpus), stream_of(corpus)
+    per_epoch = forward.steps_in_epoch(0)
+    numbers = [0, 1, per_epoch - 1, per_epoch, per_epoch + 1, 3 * per_epoch + 2]
+    in_order = {n: forward.step(n) for n in numbers}
+    for number in (numbers[i] for i in (5, 0, 3, 2, 4, 1)):
+        packs = jumping.step(number)
+        assert len(packs) == len(in_order[number])
+        assert all(equal(a, b) for a, b in zip(packs, in_order[number], strict=True))
+
+
+def test_epochs_and_seeds_change_order_company_and_masks() -> None:
+    corpus = ListCorpus(skewed_lengths(400))
+    stream = stream_of(corpus)
+    base = stream.step(0)[0]
+    for other in (
+        stream.step(stream.steps_in_epoch(0))[0],
+        stream_of(corpus, seed=1).step(0)[0],
+    ):
+        assert not torch.equal(originals(base)[:200], originals(other)[:200])
+    one_pack = ListCorpus([60])  # nothing to reorder: only the masks can differ
+    masks = [stream_of(one_pack).step(epoch)[0].positions_M for epoch in range(6)]
+    assert len({tuple(m.tolist()) for m in masks}) == 6
+
+
+def test_masks_do_not_depend_on_how_many_packs_a_step_has() -> None:
+    corpus = ListCorpus(skewed_lengths(400))
+    one, two = stream_of(corpus, tokens_per_step=256), stream_of(corpus, tokens_per_step=512)
+    assert (one.packs_per_step, two.packs_per_step) == (1, 2)
+    assert all(
+        equal(a, b) for a, b in zip([one.step(0)[0], one.step(1)[0]], two.step(0), strict=True)
+    )
+
+
+def test_validation_hides_the_same_tokens_of_a_document_whatever_the_packs() -> None:
+    corpus = ListCorpus(skewed_lengths(200))
+
+    def hidden(
+        tokens_per_pack: int, max_tokens: int
+    ) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+        found = set()
+        for batch in valid_batches(
+            corpus,
+            packing=PackingConfig(tokens_per_pack=tokens_per_pack, max_sequence_tokens=64),
+            masking=MaskingConfig(),
+            max_tokens=max_tokens,
+        ):
+            starts = batch.inputs.starts_N1.tolist()
+            for first, last in pairwise(starts):
+                mine = (batch.positions_M >= first) & (batch.positions_M < last)
+                found.add(
+                    (
+                        tuple(originals(batch)[first:last].tolist()),
+                        tuple((batch.positions_M[mine] - first).tolist()),
+                    )
+                )
+        return found
+
+    everything = hidden(256, 10**9)
+    assert hidden(1024, 10**9) == everything
+    part = hidden(256, 2000)
+    assert part < everything
+    shares = [len(p) / max(len(s) - 2, 1) for s, p in everything]
+    assert np.mean(shares) == pytest.approx(0.15, abs=0.02)
+
+
+def test_no_tokens_and_nothing_to_hide_are_refused() -> None:
+    with pytest.raises(UserError, match="no tokens"):
+        stream_of(ListCorpus([0, 0]))
+    with pytest.raises(UserError, match="too few words"):
+        valid_batches(
+            ListCorpus([0, 1]), packing=PACKING, masking=MaskingConfig(share=0.01), max_tokens=99
+        )
