@@ -3,7 +3,8 @@
 Each part says its arithmetic in plain torch, and hands it to the C kernels where those are at hand
 (see fused.py): the two agree, dropout included.
 
-Shape legend: T packed tokens, D width, F inner width, H heads, K head width.
+Shape legend: T packed tokens, M of them whose hidden states are wanted, D width, F inner width,
+H heads, K head width.
 """
 
 import torch.nn.functional as F
@@ -46,16 +47,57 @@ class Encoder(nn.Module):
             for i in range(config.num_hidden_layers)
         )
 
-    def forward(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
-        """Hidden states after the last block, shape (T, D)."""
-        return self.with_table(batch, dropout_seed=dropout_seed)[0]
+    def forward(
+        self, batch: PackedBatch, *, dropout_seed: int | None, rows_M: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states after the last block, shape (T, D), or (M, D) of the rows wanted.
 
-    def with_table(self, batch: PackedBatch, *, dropout_seed: int | None) -> tuple[Tensor, Tensor]:
+        Args:
+            batch: The pack.
+            dropout_seed: Of this pass; None for inference.
+            rows_M: Tokens whose hidden states are wanted, int64, none twice. All tokens attend
+                and are attended to, but the last block's other work is done for these alone.
+        """
+        return self.with_table(batch, dropout_seed=dropout_seed, rows_M=rows_M)[0]
+
+    def with_table(
+        self, batch: PackedBatch, *, dropout_seed: int | None, rows_M: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Hidden states, and the token table as a decoder tied to it must use it in this pass."""
+        num_tokens = batch.num_tokens
+        if self.embeddings.token.weight.device.type == "cpu":
+            batch = with_ghosts(batch)
         hidden_TD, table_VD = self.embeddings(batch, dropout_seed=dropout_seed)
-        for block in self.blocks:
-            hidden_TD = block(hidden_TD, batch, dropout_seed=dropout_seed)
-        return hidden_TD, table_VD
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            hidden_TD = block(
+                hidden_TD, batch, dropout_seed=dropout_seed, rows_M=rows_M if i == last else None
+            )
+        return hidden_TD[:num_tokens] if rows_M is None else hidden_TD, table_VD
+
+
+GHOST_SHARE = 64
+"""Ghosts are at most one in so many rows, or 15."""
+
+
+def with_ghosts(batch: PackedBatch) -> PackedBatch:
+    """The pack with a last sequence nobody reads, so that few sizes of pack are ever computed.
+
+    oneDNN compiles its products for each number of rows: a new number costs half a step's time and
+    some megabytes that stay. The ghost sequence is attended to by itself alone, no loss reaches it
+    and its gradient is zero, so all results are what they were.
+    """
+    size = max(16, 1 << (max(batch.num_tokens // GHOST_SHARE, 1).bit_length() - 1))
+    num_ghosts = -batch.num_tokens % size
+    if num_ghosts == 0:
+        return batch
+    return PackedBatch(
+        input_ids_T=F.pad(batch.input_ids_T, (0, num_ghosts)),
+        position_ids_T=F.pad(batch.position_ids_T, (0, num_ghosts)),
+        segment_ids_T=F.pad(batch.segment_ids_T, (0, num_ghosts)),
+        starts_N1=F.pad(batch.starts_N1, (0, 1), value=batch.num_tokens + num_ghosts),
+        longest=max(batch.longest, num_ghosts),
+    )
 
 
 class Embeddings(nn.Module):
@@ -115,8 +157,15 @@ class Block(nn.Module):
         self.inner_out = nn.Linear(inner, width)
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
-        """One block, shape (T, D) to (T, D)."""
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        batch: PackedBatch,
+        *,
+        dropout_seed: int | None,
+        rows_M: Tensor | None,
+    ) -> Tensor:
+        """One block, shape (T, D) to (T, D), or to (M, D) of the rows wanted."""
         config, site = self.config, self.first_site
         drop_probs = dropout_at(
             drop_prob=config.attention_probs_dropout_prob, seed=dropout_seed, site=site
@@ -138,6 +187,7 @@ class Block(nn.Module):
                 drop_probs=drop_probs,
                 drop_attended=drop_attended,
                 drop_inner=drop_inner,
+                rows_M=rows_M,
             )
             return run_block(hidden_TD, self._parameters_in_order(), plan)
         context_TD = attention(
@@ -147,6 +197,8 @@ class Block(nn.Module):
             heads=config.num_attention_heads,
             drop=drop_probs,
         )
+        if rows_M is not None:  # from here on no token looks at another
+            context_TD, hidden_TD = context_TD[rows_M], hidden_TD[rows_M]
         added_TD = apply_dropout(self.attention_out(context_TD), drop_attended)
         hidden_TD = self.attention_norm(hidden_TD + added_TD)
         inner_TF = activate(self.inner(hidden_TD), config.hidden_act)

@@ -5,7 +5,7 @@ gradients ride along on passes that happen anyway, and weights are cast once. Pa
 and their gradients outputs, so hooks on them (DDP, FSDP) see what they always see. Arithmetic
 outside the matrix products is fp32; the residual stream has the compute type.
 
-Shape legend: T packed tokens, D width, F inner width, M masked positions, V vocabulary, H heads.
+Shape legend: T packed tokens, D width, F inner width, M rows wanted of T, V vocabulary, H heads.
 """
 
 import ctypes
@@ -136,6 +136,8 @@ class BlockPlan:
     drop_probs: Dropout
     drop_attended: Dropout
     drop_inner: Dropout
+    rows_M: Tensor | None
+    """Which tokens' outputs are wanted, int64; None: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,9 +159,9 @@ class BlockParameters:
 
 
 def run_block(hidden_TD: Tensor, parameters: BlockParameters, plan: BlockPlan) -> Tensor:
-    """One post-LayerNorm block, (T, D) to (T, D)."""
+    """One post-LayerNorm block: (T, D) to (T, D), or to (M, D) where rows are chosen."""
     p = parameters
-    output_TD: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
+    output_MD: Tensor = _Block.apply(  # type: ignore[no-untyped-call]
         hidden_TD.to(plan.dtype),
         p.qkv_weight,
         p.qkv_bias,
@@ -175,7 +177,7 @@ def run_block(hidden_TD: Tensor, parameters: BlockParameters, plan: BlockPlan) -
         p.output_shift,
         plan,
     )
-    return output_TD
+    return output_MD
 
 
 class _Block(torch.autograd.Function):
@@ -183,17 +185,17 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, hidden_TD: Tensor, *rest: Any) -> Tensor:
         parameters, plan = BlockParameters(**dict(zip(_NAMES, rest[:-1], strict=True))), rest[-1]
         with torch.autocast("cpu", enabled=False):
-            output_TD, saved = _block_forward(hidden_TD.contiguous(), parameters, plan)
+            output_MD, saved = _block_forward(hidden_TD.contiguous(), parameters, plan)
         ctx.save_for_backward(*saved)
         ctx.plan = plan
-        return output_TD
+        return output_MD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output_TD: Tensor) -> _Grads:
+    def backward(ctx: Any, d_output_MD: Tensor) -> _Grads:
         with torch.autocast("cpu", enabled=False):
             return _block_backward(
-                d_output_TD.contiguous(), ctx.saved_tensors, ctx.plan, ctx.needs_input_grad
+                d_output_MD.contiguous(), ctx.saved_tensors, ctx.plan, ctx.needs_input_grad
             )
 
 
@@ -210,78 +212,81 @@ def _block_forward(
     context_TD, log_sums_TH = calls.attention_forward(
         lib, qkv_TD, plan.starts_N1, longest=plan.longest, heads=plan.heads, drop=plan.drop_probs
     )
-    middle_TD, *first_norm = calls.add_norm_forward(
+    # From here on no token looks at another, so the rest is done for the rows wanted alone.
+    attended_MD, residual_MD = _rows(context_TD, plan.rows_M), _rows(hidden_TD, plan.rows_M)
+    middle_MD, *first_norm = calls.add_norm_forward(
         lib,
-        hidden_TD,
-        F.linear(context_TD, out_weight, p.out_bias.to(dtype)),
+        residual_MD,
+        F.linear(attended_MD, out_weight, p.out_bias.to(dtype)),
         p.attention_gain,
         p.attention_shift,
         eps=plan.eps,
         drop=plan.drop_attended,
     )
-    inner_TF = F.linear(middle_TD, inner_weight, p.inner_bias.to(dtype))
-    active_TF = calls.activate_forward(lib, inner_TF, plan.activation)
-    output_TD, *second_norm = calls.add_norm_forward(
+    inner_MF = F.linear(middle_MD, inner_weight, p.inner_bias.to(dtype))
+    active_MF = calls.activate_forward(lib, inner_MF, plan.activation)
+    output_MD, *second_norm = calls.add_norm_forward(
         lib,
-        middle_TD,
-        F.linear(active_TF, inner_out_weight, p.inner_out_bias.to(dtype)),
+        middle_MD,
+        F.linear(active_MF, inner_out_weight, p.inner_out_bias.to(dtype)),
         p.output_gain,
         p.output_shift,
         eps=plan.eps,
         drop=plan.drop_inner,
     )
     saved = (
-        *(hidden_TD, qkv_TD, context_TD, log_sums_TH, *first_norm, middle_TD, inner_TF),
+        *(hidden_TD, qkv_TD, context_TD, log_sums_TH, *first_norm, middle_MD, inner_MF),
         *(*second_norm, qkv_weight, out_weight, inner_weight, inner_out_weight),
         *(p.attention_gain, p.output_gain),
     )
-    return output_TD, saved
+    return output_MD, saved
 
 
 def _block_backward(
-    d_output_TD: Tensor, saved: tuple[Tensor, ...], plan: BlockPlan, needed: tuple[bool, ...]
+    d_output_MD: Tensor, saved: tuple[Tensor, ...], plan: BlockPlan, needed: tuple[bool, ...]
 ) -> _Grads:
     lib = plan.lib
     hidden_TD, qkv_TD, context_TD, log_sums_TH, *rest = saved
-    first_TD, first_mean, first_inverse, middle_TD, inner_TF, *rest = rest
-    second_TD, second_mean, second_inverse, qkv_weight, out_weight, *rest = rest
+    first_MD, first_mean, first_inverse, middle_MD, inner_MF, *rest = rest
+    second_MD, second_mean, second_inverse, qkv_weight, out_weight, *rest = rest
     inner_weight, inner_out_weight, attention_gain, output_gain = rest
     second = calls.add_norm_backward(
         lib,
-        d_output_TD,
+        d_output_MD,
         None,
-        second_TD,
+        second_MD,
         (second_mean, second_inverse),
         output_gain,
         drop=plan.drop_inner,
     )
-    active_TF, d_inner_TF, d_inner_bias = calls.activate_backward(
-        lib, inner_TF, second.added_TD @ inner_out_weight, plan.activation
+    active_MF, d_inner_MF, d_inner_bias = calls.activate_backward(
+        lib, inner_MF, second.added_TD @ inner_out_weight, plan.activation
     )
-    d_inner_out_weight = _weight_grad(second.added_TD, active_TF, needed=needed[9])
-    del active_TF
-    d_inner_weight = _weight_grad(d_inner_TF, middle_TD, needed=needed[7])
+    d_inner_out_weight = _weight_grad(second.added_TD, active_MF, needed=needed[9])
+    del active_MF
+    d_inner_weight = _weight_grad(d_inner_MF, middle_MD, needed=needed[7])
     first = calls.add_norm_backward(
         lib,
-        d_inner_TF @ inner_weight,
+        d_inner_MF @ inner_weight,
         second.hidden_TD,
-        first_TD,
+        first_MD,
         (first_mean, first_inverse),
         attention_gain,
         drop=plan.drop_attended,
     )
-    d_out_weight = _weight_grad(first.added_TD, context_TD, needed=needed[3])
+    attended_MD = _rows(context_TD, plan.rows_M)
+    d_out_weight = _weight_grad(first.added_TD, attended_MD, needed=needed[3])
     d_qkv_TD = calls.attention_backward(
         lib,
         qkv_TD,
         plan.starts_N1,
         (context_TD, log_sums_TH),
-        first.added_TD @ out_weight,
+        _spread(first.added_TD @ out_weight, plan.rows_M, like=context_TD),
         longest=plan.longest,
         drop=plan.drop_probs,
     )
     return (
-        torch.addmm(first.hidden_TD, d_qkv_TD, qkv_weight) if needed[0] else None,
+        _residual_and_product(first.hidden_TD, d_qkv_TD, qkv_weight, plan) if needed[0] else None,
         _weight_grad(d_qkv_TD, hidden_TD, needed=needed[1]),
         calls.column_sums(lib, d_qkv_TD) if needed[2] else None,
         d_out_weight,
@@ -296,6 +301,24 @@ def _block_backward(
         second.shift_D,
         None,
     )
+
+
+def _rows(values_TD: Tensor, rows_M: Tensor | None) -> Tensor:
+    return values_TD if rows_M is None else values_TD[rows_M]
+
+
+def _spread(values_MD: Tensor, rows_M: Tensor | None, *, like: Tensor) -> Tensor:
+    """The gradient of `_rows`: values back in their rows, the other rows zero."""
+    return values_MD if rows_M is None else torch.zeros_like(like).index_copy_(0, rows_M, values_MD)
+
+
+def _residual_and_product(
+    d_residual_MD: Tensor, d_qkv_TD: Tensor, qkv_weight: Tensor, plan: BlockPlan
+) -> Tensor:
+    """Gradient of a block's input, from its two uses."""
+    if plan.rows_M is None:
+        return torch.addmm(d_residual_MD, d_qkv_TD, qkv_weight)
+    return (d_qkv_TD @ qkv_weight).index_add_(0, plan.rows_M, d_residual_MD)
 
 
 def _weight_grad(d_output: Tensor, inputs: Tensor, *, needed: bool) -> Tensor | None:

@@ -46,8 +46,10 @@ class MaskedLM(nn.Module):
     def _decoder_input(
         self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
     ) -> tuple[Tensor, Tensor]:
-        hidden_TD, table_VD = self.encoder.with_table(batch, dropout_seed=dropout_seed)
-        hidden_MD = self.transform(hidden_TD[positions_M])
+        hidden_MD, table_VD = self.encoder.with_table(
+            batch, dropout_seed=dropout_seed, rows_M=positions_M
+        )
+        hidden_MD = self.transform(hidden_MD)
         return self.norm(activate(hidden_MD, self.encoder.config.hidden_act)), table_VD
 
     def loss(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
@@ -74,8 +76,10 @@ class SequenceClassifier(nn.Module):
 
     def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Scores for each sequence and class."""
-        hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
-        pooled_ND = torch.tanh(self.pooler(hidden_TD[batch.starts_N1[:-1].long()]))
+        first_ND = self.encoder(
+            batch, dropout_seed=dropout_seed, rows_M=batch.starts_N1[:-1].long()
+        )
+        pooled_ND = torch.tanh(self.pooler(first_ND))
         drop = dropout_at(
             drop_prob=self.encoder.config.hidden_dropout_prob, seed=dropout_seed, site=HEAD_SITE
         )

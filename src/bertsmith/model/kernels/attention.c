@@ -88,23 +88,25 @@ static right_side pack_down(i64 rows, i64 width, const real *x, i64 x_stride, un
 }
 
 /* Scores of one query to probabilities, unnormalised and dropped out; returns their sum before
- * dropout and writes the units after `length` as zero. */
-INLINE float probabilities(float *scores, i64 length, float scale, row_key key, uint32_t threshold,
-                           element *out, float *highest) {
+ * dropout. Padded columns are overwritten with scores of no weight (e^-87 each), so that every loop
+ * is whole vectors: a rest of 13 done one by one would cost more than the products. */
+INLINE float probabilities(float *scores, i64 length, i64 padded, float scale, row_key key,
+                           uint32_t threshold, element *out, float *highest) {
+  for (i64 j = length; j < padded; j++) scores[j] = -1e30f;
   float most = scores[0], sum = 0.0f;
 #pragma omp simd reduction(max : most)
-  for (i64 j = 0; j < length; j++) most = scores[j] > most ? scores[j] : most;
+  for (i64 j = 0; j < padded; j++) most = scores[j] > most ? scores[j] : most;
 #pragma omp simd reduction(+ : sum)
-  for (i64 j = 0; j < length; j++) {
+  for (i64 j = 0; j < padded; j++) {
     scores[j] = exponential((scores[j] - most) * scale);
     sum += scores[j];
   }
   if (threshold == 0) {
 #pragma omp simd
-    for (i64 j = 0; j < length; j++) out[j] = element_of_float(scores[j]);
+    for (i64 j = 0; j < padded; j++) out[j] = element_of_float(scores[j]);
   } else {
 #pragma omp simd
-    for (i64 j = 0; j < length; j++) {
+    for (i64 j = 0; j < padded; j++) {
       const uint32_t bits = element_bits((uint32_t)j, key.first, key.second);
       out[j] = element_of_float(bits >= threshold ? scores[j] : 0.0f);
     }
@@ -132,11 +134,11 @@ static void forward_task(task at, const real *qkv, float scale, const dropout *d
                          float *log_sums, char *scratch) {
   const i64 all = at.heads * at.width, stride = 3 * all, length = at.length;
   const i64 padded = round_up(length, PADDED), wide = round_up(at.width, PADDED);
-  const i64 depth = units_of(at.width), down = units_of(length);
+  const i64 depth = units_of(at.width), down = units_of(length), row_units = units_of(padded);
   const real *query = qkv + at.start * stride + at.head * at.width;
   unit *queries = (unit *)scratch, *keys = queries + length * depth;
   unit *values = keys + round_up(length, PANEL) * depth, *probs = values + down * wide;
-  float *scores = (float *)(probs + QUERY_ROWS * down), *sums = scores + QUERY_ROWS * padded;
+  float *scores = (float *)(probs + QUERY_ROWS * row_units), *sums = scores + QUERY_ROWS * padded;
   float *out = sums + QUERY_ROWS;
   pack_rows(length, at.width, query, stride, queries);
   const right_side key_side = pack_across(length, at.width, query + all, stride, keys);
@@ -147,12 +149,12 @@ static void forward_task(task at, const real *qkv, float scale, const dropout *d
     for (i64 r = 0; r < rows; r++) {
       const i64 row = (at.start + i + r) * at.heads + at.head;
       float highest;
-      sums[r] = probabilities(scores + r * padded, length, scale,
+      sums[r] = probabilities(scores + r * padded, length, padded, scale,
                               key_of_row(drop->key, (uint64_t)row), drop->threshold,
-                              (element *)(probs + r * down), &highest);
+                              (element *)(probs + r * row_units), &highest);
       log_sums[row] = highest + logf(sums[r]);
     }
-    multiply(rows, wide, down, probs, down, value_side, out, wide, 0);
+    multiply(rows, wide, down, probs, row_units, value_side, out, wide, 0);
     for (i64 r = 0; r < rows; r++) {
       real *to = context + (at.start + i + r) * all + at.head * at.width;
       const float factor = drop->scale / sums[r];
