@@ -38,6 +38,17 @@ INLINE unit join(element first, element second) {
 #endif
 }
 
+/* The unit whose elements lie side by side in memory. */
+INLINE unit unit_at(const real *x) {
+#if PAIRED
+  unit value;
+  memcpy(&value, x, sizeof value);
+  return value;
+#else
+  return load(*x);
+#endif
+}
+
 /* Rows of units along the width: a left-hand side. */
 static void pack_rows(i64 rows, i64 width, const real *x, i64 x_stride, unit *out) {
   const i64 depth = units_of(width);
@@ -51,18 +62,16 @@ static void pack_rows(i64 rows, i64 width, const real *x, i64 x_stride, unit *ou
 /* The same transposed: units along the width go down, rows of x across; a right-hand side of
  * panels. Columns are zero up to a multiple of PADDED. */
 static right_side pack_across(i64 rows, i64 width, const real *x, i64 x_stride, unit *out) {
-  const i64 depth = units_of(width), padded = round_up(rows, PADDED);
+  const i64 depth = units_of(width), padded = round_up(rows, PADDED), whole = width / PER_UNIT;
   for (i64 t = 0; t < padded; t++) {
     unit *column = out + t / PANEL * (PANEL * depth) + t % PANEL;
     const real *row = x + t * x_stride;
-    for (i64 k = 0; k < depth; k++) {
-      unit value = 0;
-      if (t < rows) {
-        const i64 d = k * PER_UNIT;
-        value = join(element_of(row[d]), d + 1 < width ? element_of(row[d + 1]) : 0);
-      }
-      column[k * PANEL] = value;
+    if (t >= rows) {
+      for (i64 k = 0; k < depth; k++) column[k * PANEL] = 0;
+      continue;
     }
+    for (i64 k = 0; k < whole; k++) column[k * PANEL] = unit_at(row + k * PER_UNIT);
+    if (whole < depth) column[whole * PANEL] = join(element_of(row[width - 1]), 0);
   }
   const right_side side = {out, PANEL, PANEL * depth};
   return side;
