@@ -31,7 +31,7 @@ class Step:
     """Sequences in the step."""
 
     useful_flop: float
-    """Work that cannot be avoided; see `flops.py`."""
+    """Work that cannot be avoided; see `bertsmith.model.flops`."""
 
     loss: float
 

@@ -17,6 +17,7 @@ from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.hf import load_classifier
 from bertsmith.model.compact import CompactVocabulary
+from bertsmith.model.flops import training_flop
 from bertsmith.model.kernels import build
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
@@ -24,7 +25,6 @@ from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
 from bertsmith.train.schedule import learning_rate
 from bertsmith.train.step import train_step
-from flops import training_flop
 from interleave import Step, serve
 
 TOTAL_STEPS = 1_000_000
@@ -78,13 +78,15 @@ def main() -> None:
             )
             seconds = time.perf_counter() - started
             lengths = [n for p in packs for n in p.inputs.starts_N1.diff().tolist()]
-            shape = model.encoder.config
             yield Step(
                 seconds=seconds,
                 tokens=report.num_tokens,
                 examples=len(lengths),
                 useful_flop=training_flop(
-                    lengths, layers=shape.num_hidden_layers, hidden=shape.hidden_size
+                    model.encoder.config,
+                    lengths,
+                    num_read=len(lengths),
+                    scores_vocabulary=False,
                 ),
                 loss=report.loss,
             )

@@ -18,6 +18,7 @@ from bertsmith.data.config import MaskingConfig, PackingConfig
 from bertsmith.data.stream import PretrainStream, prefetch
 from bertsmith.data.tokenizer import Vocab, load_tokenizer
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.model.kernels import build
 from bertsmith.train.config import OptimConfig
@@ -27,7 +28,6 @@ from bertsmith.train.precision import choose_compute
 from bertsmith.train.schedule import learning_rate
 from bertsmith.train.step import train_step
 from documents import read_documents
-from flops import training_flop
 from interleave import Step, serve
 
 TOTAL_STEPS = 1_000_000
@@ -118,11 +118,7 @@ def main() -> None:
                 tokens=report.num_tokens,
                 examples=len(lengths),
                 useful_flop=training_flop(
-                    lengths,
-                    layers=args.layers,
-                    hidden=args.hidden,
-                    vocab_size=vocab.size,
-                    predicted=report.num_targets,
+                    shape, lengths, num_read=report.num_targets, scores_vocabulary=True
                 ),
                 loss=report.loss,
             )

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import transformers
 
-from flops import training_flop
+from bertsmith.hf import read_config
+from bertsmith.model.flops import training_flop
 from interleave import Step, serve
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -44,6 +45,7 @@ model = transformers.AutoModelForSequenceClassification.from_pretrained(
     problem_type="single_label_classification",
     dtype=torch.float32,
 )
+shape = read_config(Path(args.model))
 tickets: Queue[None] = Queue()
 done: Queue[Step] = Queue()
 
@@ -58,9 +60,7 @@ class Meter(transformers.Trainer):  # type: ignore[misc]
     def training_step(self, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
         """Count, then train as always."""
         lengths = inputs["attention_mask"].sum(1).tolist()
-        flop = training_flop(
-            lengths, layers=model.config.num_hidden_layers, hidden=model.config.hidden_size
-        )
+        flop = training_flop(shape, lengths, num_read=len(lengths), scores_vocabulary=False)
         self.counted = (sum(lengths), len(lengths), flop)
         loss = super().training_step(model, inputs, *rest, **more)
         self.last_loss = float(loss)

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 import transformers
 
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.flops import training_flop
 from documents import read_documents
-from flops import training_flop
 from interleave import Step, serve
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -56,6 +57,13 @@ config = transformers.BertConfig(
     attention_probs_dropout_prob=args.attention_dropout,
 )
 config._attn_implementation = "sdpa"
+shape = EncoderConfig(
+    vocab_size=config.vocab_size,
+    hidden_size=args.hidden,
+    num_hidden_layers=args.layers,
+    num_attention_heads=args.heads,
+    intermediate_size=4 * args.hidden,
+)
 model = transformers.BertForMaskedLM(config)
 tickets: Queue[None] = Queue()
 done: Queue[Step] = Queue()
@@ -72,13 +80,7 @@ class Meter(transformers.Trainer):  # type: ignore[misc]
         """Count, then train as always."""
         lengths = inputs["attention_mask"].sum(1).tolist()
         predicted = int((inputs["labels"] != -100).sum())
-        flop = training_flop(
-            lengths,
-            layers=args.layers,
-            hidden=args.hidden,
-            vocab_size=config.vocab_size,
-            predicted=predicted,
-        )
+        flop = training_flop(shape, lengths, num_read=predicted, scores_vocabulary=True)
         self.counted = (sum(lengths), len(lengths), flop)
         loss = super().training_step(model, inputs, *rest, **more)
         self.last_loss = float(loss)

@@ -182,11 +182,12 @@ class FinetuneRun:
         """Open the log; measures the machine's limit, which takes a moment."""
         shape, lengths = self._model.encoder.config, self._data.train.examples.lengths_N.tolist()
         in_a_step = sum(lengths) // self._steps.steps_per_epoch
+        flop = training_flop(shape, lengths, num_read=len(lengths), scores_vocabulary=False)
         self._log = TrainingLog(
             metrics,
             display,
             log_every_steps=self._config.log_every_steps,
-            flop_per_token=training_flop(shape, lengths) / sum(lengths),
+            flop_per_token=flop / sum(lengths),
             gemm_flop_per_second=gemm_flop_per_second(
                 shape,
                 tokens=max(1, min(self._config.tokens_per_pack, in_a_step)),

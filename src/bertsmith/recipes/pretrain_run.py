@@ -126,7 +126,7 @@ class PretrainRun:
         lengths_D = (self._data.corpus.lengths_D + 2).clip(max=packing.max_sequence_tokens)
         sample = lengths_D[:: max(len(lengths_D) // 10_000, 1)]
         predicted = round(self._config.masking.share * int((sample - 2).sum()))
-        flop = training_flop(shape, sample.tolist(), num_predicted=predicted)
+        flop = training_flop(shape, sample.tolist(), num_read=predicted, scores_vocabulary=True)
         self._log = TrainingLog(
             metrics,
             display,
