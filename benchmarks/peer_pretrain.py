@@ -5,21 +5,14 @@ tokens) and trains BertForMaskedLM with SDPA attention, fused AdamW and bf16 aut
 """
 
 import argparse
-import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from queue import Queue
-from typing import Any
 
 import numpy as np
-import torch
 import transformers
 
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.flops import training_flop
 from documents import read_documents
-from interleave import Step, serve
+from paced_trainer import PacedTrainer, training_arguments
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--documents", required=True)
@@ -65,99 +58,21 @@ shape = EncoderConfig(
     intermediate_size=4 * args.hidden,
 )
 model = transformers.BertForMaskedLM(config)
-tickets: Queue[None] = Queue()
-done: Queue[Step] = Queue()
-
-
-class Meter(transformers.Trainer):  # type: ignore[misc]
-    """Counts real tokens of each step and times it, collation and optimizer included."""
-
-    counted: tuple[int, int, float] = (0, 0, 0.0)
-    last_loss = 0.0
-    started_at_seconds = 0.0
-
-    def training_step(self, model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
-        """Count, then train as always."""
-        lengths = inputs["attention_mask"].sum(1).tolist()
-        predicted = int((inputs["labels"] != -100).sum())
-        flop = training_flop(shape, lengths, num_read=predicted, scores_vocabulary=True)
-        self.counted = (sum(lengths), len(lengths), flop)
-        loss = super().training_step(model, inputs, *rest, **more)
-        self.last_loss = float(loss)
-        return loss
-
-
-class Gate(transformers.TrainerCallback):  # type: ignore[misc]
-    """Lets the Trainer take a step only when the driver has asked for one."""
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Wait for the first ticket."""
-        self._wait()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Report the step, then wait for the next ticket."""
-        tokens, examples, flop = trainer.counted
-        done.put(
-            Step(
-                seconds=time.perf_counter() - trainer.started_at_seconds,
-                tokens=tokens,
-                examples=examples,
-                useful_flop=flop,
-                loss=trainer.last_loss,
-            )
-        )
-        self._wait()
-
-    def _wait(self) -> None:
-        tickets.get()
-        trainer.started_at_seconds = time.perf_counter()
-
-
-settings = transformers.TrainingArguments(
-    output_dir=tempfile.mkdtemp(),
-    per_device_train_batch_size=args.batch,
-    max_steps=1_000_000,
-    learning_rate=5e-4,
-    weight_decay=0.01,
-    optim="adamw_torch_fused",
-    bf16=True,
-    use_cpu=True,
-    seed=args.seed,
-    save_strategy="no",
-    logging_strategy="no",
-    report_to="none",
-    disable_tqdm=True,
-    dataloader_pin_memory=False,
-    dataloader_drop_last=True,
-    train_sampling_strategy="group_by_length" if args.mode == "by_length" else "random",
-)
-trainer = Meter(
+PacedTrainer(
     model=model,
-    args=settings,
-    train_dataset=[{"input_ids": s} for s in samples],
-    callbacks=[Gate()],
-    data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
-)
-dtypes: set[str] = set()
-model.bert.encoder.layer[-1].intermediate.dense.register_forward_hook(
-    lambda module, inputs, output: dtypes.add(str(output.dtype))
-)
-
-
-def steps() -> Iterator[Step]:
-    """One finished step for each ticket."""
-    while True:
-        tickets.put(None)
-        yield done.get()
-        assert dtypes == {"torch.bfloat16"}, dtypes  # the peer really computes in bf16
-
-
-facts = {
-    "threads": torch.get_num_threads(),
-    "samples": len(samples),
-    "torch": torch.__version__,
-    "transformers": transformers.__version__,
-}
-# The Trainer keeps the main thread: memory settings of the C library differ in others.
-threading.Thread(target=serve, args=(facts, steps()), daemon=True).start()
-trainer.train()
+    args=training_arguments(
+        batch=args.batch,
+        learning_rate=5e-4,
+        by_length=args.mode == "by_length",
+        is_bf16=True,
+        seed=args.seed,
+    ),
+    samples=[{"input_ids": s} for s in samples],
+    collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+    flop_of=lambda lengths, inputs: training_flop(
+        shape,
+        lengths,
+        num_read=int((inputs["labels"] != -100).sum()),
+        scores_vocabulary=True,
+    ),
+).serve_steps()

@@ -161,3 +161,8 @@ def test_nothing_of_this_machine_is_written(masked_lm_folder: Path) -> None:
     config = json.loads((masked_lm_folder / "config.json").read_text())
     assert "_name_or_path" not in config
     assert str(masked_lm_folder) not in (masked_lm_folder / "config.json").read_text()
+
+
+def test_whoever_may_read_the_folder_may_read_the_weights(masked_lm_folder: Path) -> None:
+    modes = {p.name: p.stat().st_mode for p in masked_lm_folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]

@@ -18,7 +18,7 @@ from bertsmith.report.run_folder import (
     versions,
     write_config,
     write_summary,
-    write_whole,
+    write_text,
 )
 
 
@@ -91,14 +91,14 @@ def test_a_file_is_written_whole_or_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.yaml"
-    write_whole(path, "old")
+    write_text(path, "old")
 
     def fail(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(UserError, match=r"run\.yaml: cannot be written \(No space left"):
-        write_whole(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

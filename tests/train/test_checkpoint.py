@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_last_one_and_nothing_half(
     def fail(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "_flush", fail)
+    monkeypatch.setattr(module, "flush", fail)
     with pytest.raises(UserError, match=r"step-2.*No space left.*earlier ones are untouched"):
         save(tmp_path, optimizer, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from bertsmith.durable import flush
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME, Task, config_json
 from bertsmith.hf.keys import to_hf
@@ -56,6 +57,8 @@ def write_model_files(
         assert len(labels or ()) == model.classifier.out_features, "one name for each class"
     (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
     write_weights(folder / SAFETENSORS, tensors)
+    # safetensors writes for the owner alone; a model is for whoever may read the folder.
+    shutil.copymode(folder / CONFIG_NAME, folder / SAFETENSORS)
     if tokenizer_folder is not None:
         for name in TOKENIZER_FILES:
             if (tokenizer_folder / name).exists():
@@ -89,12 +92,12 @@ def save_model(
         if write_more is not None:
             write_more(fresh)
         for file in fresh.iterdir():
-            _flush(file)
-        _flush(fresh)
+            flush(file)
+        flush(fresh)
         if folder.exists():
             folder.rename(stale)
         fresh.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
         shutil.rmtree(stale, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
@@ -110,12 +113,3 @@ def _task_of(model: Model) -> Task:
             return "classifier"
         case Encoder():
             return "encoder"
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file or folder, so that no rename comes before its content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -48,7 +48,7 @@ from bertsmith.report.run_folder import (
     versions,
     write_config,
     write_summary,
-    write_whole,
+    write_text,
 )
 from bertsmith.train.config import OptimConfig
 
@@ -193,7 +193,7 @@ def gather(folder: Path, speaker: Speaker) -> tuple[DocstringTask, TaskSizes]:
     else:
         raise UserError(f"the demo has too little text: {problem}; install more packages")
     lines = (json_line(text) for text in task.texts)
-    write_whole(folder / "docstrings.jsonl", "".join(lines))
+    write_text(folder / "docstrings.jsonl", "".join(lines))
     write_table(folder / "dev.csv", task.dev)
     write_table(folder / "test.csv", task.test)
     num_bytes = sum(len(t.encode()) for t in task.texts)
@@ -347,4 +347,4 @@ def write_report(folder: Path, summary: DemoSummary) -> None:
     lines += ["", "Packages: " + ", ".join(summary.labels), "", "## Blanks", ""]
     for blank in summary.blanks:
         lines.append(f"- {blank.text} (was `{blank.word}`; guesses: {', '.join(blank.guesses)})")
-    write_whole(folder / "README.md", "\n".join([*lines, ""]))
+    write_text(folder / "README.md", "\n".join([*lines, ""]))

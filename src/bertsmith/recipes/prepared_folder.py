@@ -16,6 +16,7 @@ from typing import Any
 from bertsmith.data.plan import Plan
 from bertsmith.data.shards import MANIFEST_FILE
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer, write_tokenizer
+from bertsmith.durable import write_whole
 from bertsmith.errors import UserError
 
 CONTENT = ("tokenizer", "train", "valid")
@@ -142,16 +143,6 @@ class PreparedFolder:
     def clean(self) -> None:
         """Delete the parts."""
         shutil.rmtree(self.work, ignore_errors=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is whole or absent."""
-    fresh = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertsmith.report.run_folder import write_whole
+from bertsmith.report.run_folder import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def write_card(folder: Path, card: ModelCard) -> None:
         parts += [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
         parts.append("")
     parts += ["## Repeat", "", "```", card.repeat, "```", ""]
-    write_whole(folder / "README.md", "\n".join(parts))
+    write_text(folder / "README.md", "\n".join(parts))
 
 
 def _cell(text: str) -> str:

@@ -11,7 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bertsmith.errors import UserError
-from bertsmith.report.run_folder import write_whole
+from bertsmith.report.run_folder import write_text
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -29,7 +29,7 @@ class MetricsLog:
         self._path = folder / METRICS_FILE
         try:
             kept = [line for line in self._lines() if _step_of(line) <= steps_done]
-            write_whole(self._path, "".join(kept))
+            write_text(self._path, "".join(kept))
             losses = (json.loads(line).get("loss") for line in reversed(kept))
             self.last_loss: float | None = next((x for x in losses if x is not None), None)
             self._file = self._path.open("a", encoding="utf-8")

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from bertsmith import __version__
+from bertsmith.durable import write_whole
 from bertsmith.errors import UserError
 
 CONFIG_FILE, SUMMARY_FILE = "run.yaml", "summary.json"
@@ -74,13 +75,13 @@ def write_config(folder: Path, config: Any) -> None:
     for key in ("resume", "overwrite"):
         values.pop(key, None)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    write_whole(folder / CONFIG_FILE, text)
+    write_text(folder / CONFIG_FILE, text)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """`summary.json`: how the run ended; numbers that are not finite are null, as JSON has none."""
     text = json.dumps(_finite(dict(summary)), indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / SUMMARY_FILE, text + "\n")
+    write_text(folder / SUMMARY_FILE, text + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -93,14 +94,15 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+def write_text(path: Path, text: str) -> None:
+    """Write a file of the run, whole or not at all.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 

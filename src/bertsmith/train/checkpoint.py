@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertsmith.durable import flush
 from bertsmith.errors import UserError
 from bertsmith.train.optim import AdamW
 
@@ -95,12 +96,12 @@ def save_checkpoint(
         manifest = {"schema_version": SCHEMA_VERSION, "files": files}
         (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         for path in fresh.iterdir():
-            _flush(path)
-        _flush(fresh)
+            flush(path)
+        flush(fresh)
         if final.exists():  # an older try at the same step
             shutil.rmtree(final)
         fresh.rename(final)
-        _flush(folder)
+        flush(folder)
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UserError(
@@ -189,12 +190,3 @@ def _steps_in(folder: Path) -> list[int]:
         return []
     names = (p.name.removeprefix("step-") for p in folder.glob("step-*") if p.is_dir())
     return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file or folder, so that no rename comes before its content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
