@@ -111,28 +111,42 @@ class _KernelAttention(torch.autograd.Function):
     ) -> Tensor:
         lib = library_for(qkv_TD)
         assert lib is not None, "chosen by body_for"
+        groups = calls.AttentionGroups(
+            starts_N1=starts_N1,
+            query_starts_N1=starts_N1,
+            rows_M=None,
+            longest=longest,
+            heads=heads,
+        )
         qkv_TD = qkv_TD.contiguous()
         context_TD, log_sums_TH = calls.attention_forward(
-            lib, qkv_TD, starts_N1, longest=longest, heads=heads, drop=drop
+            lib, *query_and_rest(qkv_TD), groups, drop
         )
-        ctx.save_for_backward(qkv_TD, starts_N1, context_TD, log_sums_TH)
-        ctx.lib, ctx.longest, ctx.drop = lib, longest, drop
+        ctx.save_for_backward(qkv_TD, context_TD, log_sums_TH)
+        ctx.lib, ctx.groups, ctx.drop = lib, groups, drop
         return context_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_context_TD: Tensor) -> tuple[Tensor, None, None, None, None]:
-        qkv_TD, starts_N1, context_TD, log_sums_TH = ctx.saved_tensors
-        d_qkv_TD = calls.attention_backward(
+        qkv_TD, context_TD, log_sums_TH = ctx.saved_tensors
+        d_qkv_TD = torch.empty_like(qkv_TD)
+        calls.attention_backward(
             ctx.lib,
-            qkv_TD,
-            starts_N1,
+            *query_and_rest(qkv_TD),
+            ctx.groups,
             (context_TD, log_sums_TH),
             d_context_TD.contiguous(),
-            longest=ctx.longest,
-            drop=ctx.drop,
+            ctx.drop,
+            into=query_and_rest(d_qkv_TD),
         )
         return d_qkv_TD, None, None, None, None
+
+
+def query_and_rest(qkv_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the queries, and of the keys and values."""
+    width = qkv_TD.shape[1] // 3
+    return qkv_TD[:, :width], qkv_TD[:, width:]
 
 
 def _varlen_attention(qkv_TD: Tensor, starts_N1: Tensor, *, longest: int, heads: int) -> Tensor:

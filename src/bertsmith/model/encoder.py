@@ -21,6 +21,7 @@ from bertsmith.model.fused import (
     compute_dtype,
     embed,
     fused_library,
+    groups_of,
     ids_of,
     run_block,
 )
@@ -55,8 +56,8 @@ class Encoder(nn.Module):
         Args:
             batch: The pack.
             dropout_seed: Of this pass; None for inference.
-            rows_M: Tokens whose hidden states are wanted, int64, none twice. All tokens attend
-                and are attended to, but the last block's other work is done for these alone.
+            rows_M: Tokens whose hidden states are wanted, int64, ascending, none twice. All
+                tokens are attended to, but the last block's other work is done for these alone.
         """
         return self.with_table(batch, dropout_seed=dropout_seed, rows_M=rows_M)[0]
 
@@ -179,15 +180,12 @@ class Block(nn.Module):
             plan = BlockPlan(
                 lib=lib,
                 dtype=compute_dtype(self.qkv.weight),
-                starts_N1=batch.starts_N1,
-                longest=batch.longest,
-                heads=config.num_attention_heads,
+                groups=groups_of(batch, heads=config.num_attention_heads, rows_M=rows_M),
                 eps=config.layer_norm_eps,
                 activation=config.hidden_act,
                 drop_probs=drop_probs,
                 drop_attended=drop_attended,
                 drop_inner=drop_inner,
-                rows_M=rows_M,
             )
             return run_block(hidden_TD, self._parameters_in_order(), plan)
         context_TD = attention(

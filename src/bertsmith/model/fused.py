@@ -9,6 +9,7 @@ Shape legend: T packed tokens, D width, F inner width, M rows wanted of T, V voc
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import PackedBatch
+from bertsmith.model.attention import query_and_rest
 from bertsmith.model.config import Activation
 from bertsmith.model.dropout import Dropout
 from bertsmith.model.kernels import build, calls
@@ -128,16 +130,17 @@ class BlockPlan:
 
     lib: ctypes.CDLL
     dtype: torch.dtype
-    starts_N1: Tensor
-    longest: int
-    heads: int
+    groups: calls.AttentionGroups
     eps: float
     activation: Activation
     drop_probs: Dropout
     drop_attended: Dropout
     drop_inner: Dropout
-    rows_M: Tensor | None
-    """Which tokens' outputs are wanted, int64; None: all of them."""
+
+    @property
+    def rows_M(self) -> Tensor | None:
+        """Which tokens' outputs are wanted, ascending, int64; None: all of them."""
+        return self.groups.rows_M
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,16 +211,16 @@ def _block_forward(
     p, lib, dtype = parameters, plan.lib, plan.dtype
     qkv_weight, out_weight = p.qkv_weight.to(dtype), p.out_weight.to(dtype)
     inner_weight, inner_out_weight = p.inner_weight.to(dtype), p.inner_out_weight.to(dtype)
-    qkv_TD = F.linear(hidden_TD, qkv_weight, p.qkv_bias.to(dtype))
-    context_TD, log_sums_TH = calls.attention_forward(
-        lib, qkv_TD, plan.starts_N1, longest=plan.longest, heads=plan.heads, drop=plan.drop_probs
+    # Every token is attended to; whatever else is done is done for the rows wanted alone.
+    residual_MD = hidden_TD if plan.rows_M is None else hidden_TD[plan.rows_M]
+    projected = _project(hidden_TD, residual_MD, qkv_weight, p.qkv_bias.to(dtype))
+    context_MD, log_sums_MH = calls.attention_forward(
+        lib, *_query_and_rest(projected), plan.groups, plan.drop_probs
     )
-    # From here on no token looks at another, so the rest is done for the rows wanted alone.
-    attended_MD, residual_MD = _rows(context_TD, plan.rows_M), _rows(hidden_TD, plan.rows_M)
     middle_MD, *first_norm = calls.add_norm_forward(
         lib,
         residual_MD,
-        F.linear(attended_MD, out_weight, p.out_bias.to(dtype)),
+        F.linear(context_MD, out_weight, p.out_bias.to(dtype)),
         p.attention_gain,
         p.attention_shift,
         eps=plan.eps,
@@ -235,9 +238,9 @@ def _block_forward(
         drop=plan.drop_inner,
     )
     saved = (
-        *(hidden_TD, qkv_TD, context_TD, log_sums_TH, *first_norm, middle_MD, inner_MF),
+        *(hidden_TD, residual_MD, context_MD, log_sums_MH, *first_norm, middle_MD, inner_MF),
         *(*second_norm, qkv_weight, out_weight, inner_weight, inner_out_weight),
-        *(p.attention_gain, p.output_gain),
+        *(p.attention_gain, p.output_gain, *projected),
     )
     return output_MD, saved
 
@@ -246,10 +249,10 @@ def _block_backward(
     d_output_MD: Tensor, saved: tuple[Tensor, ...], plan: BlockPlan, needed: tuple[bool, ...]
 ) -> _Grads:
     lib = plan.lib
-    hidden_TD, qkv_TD, context_TD, log_sums_TH, *rest = saved
+    hidden_TD, residual_MD, context_MD, log_sums_MH, *rest = saved
     first_MD, first_mean, first_inverse, middle_MD, inner_MF, *rest = rest
     second_MD, second_mean, second_inverse, qkv_weight, out_weight, *rest = rest
-    inner_weight, inner_out_weight, attention_gain, output_gain = rest
+    inner_weight, inner_out_weight, attention_gain, output_gain, *projected = rest
     second = calls.add_norm_backward(
         lib,
         d_output_MD,
@@ -274,21 +277,24 @@ def _block_backward(
         attention_gain,
         drop=plan.drop_attended,
     )
-    attended_MD = _rows(context_TD, plan.rows_M)
-    d_out_weight = _weight_grad(first.added_TD, attended_MD, needed=needed[3])
-    d_qkv_TD = calls.attention_backward(
+    d_out_weight = _weight_grad(first.added_TD, context_MD, needed=needed[3])
+    d_projected = [torch.empty_like(values) for values in projected]
+    calls.attention_backward(
         lib,
-        qkv_TD,
-        plan.starts_N1,
-        (context_TD, log_sums_TH),
-        _spread(first.added_TD @ out_weight, plan.rows_M, like=context_TD),
-        longest=plan.longest,
-        drop=plan.drop_probs,
+        *_query_and_rest(projected),
+        plan.groups,
+        (context_MD, log_sums_MH),
+        first.added_TD @ out_weight,
+        plan.drop_probs,
+        into=_query_and_rest(d_projected),
+    )
+    d_hidden_TD, d_qkv_weight, d_qkv_bias = _project_backward(
+        d_projected, first.hidden_TD, (hidden_TD, residual_MD, qkv_weight), plan, needed[:3]
     )
     return (
-        _residual_and_product(first.hidden_TD, d_qkv_TD, qkv_weight, plan) if needed[0] else None,
-        _weight_grad(d_qkv_TD, hidden_TD, needed=needed[1]),
-        calls.column_sums(lib, d_qkv_TD) if needed[2] else None,
+        d_hidden_TD,
+        d_qkv_weight,
+        d_qkv_bias,
         d_out_weight,
         first.bias_D,
         first.gain_D,
@@ -303,22 +309,52 @@ def _block_backward(
     )
 
 
-def _rows(values_TD: Tensor, rows_M: Tensor | None) -> Tensor:
-    return values_TD if rows_M is None else values_TD[rows_M]
+def _project(
+    hidden_TD: Tensor, residual_MD: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values side by side; or the queries of some rows, and the rest of all."""
+    if residual_MD is hidden_TD:
+        return (F.linear(hidden_TD, weight, bias),)
+    width = hidden_TD.shape[1]
+    query_MD = F.linear(residual_MD, weight[:width], bias[:width])
+    return query_MD, F.linear(hidden_TD, weight[width:], bias[width:])
 
 
-def _spread(values_MD: Tensor, rows_M: Tensor | None, *, like: Tensor) -> Tensor:
-    """The gradient of `_rows`: values back in their rows, the other rows zero."""
-    return values_MD if rows_M is None else torch.zeros_like(like).index_copy_(0, rows_M, values_MD)
+def _query_and_rest(projected: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The queries, and the keys and values."""
+    if len(projected) == 1:
+        return query_and_rest(projected[0])
+    return projected[0], projected[1]
 
 
-def _residual_and_product(
-    d_residual_MD: Tensor, d_qkv_TD: Tensor, qkv_weight: Tensor, plan: BlockPlan
-) -> Tensor:
-    """Gradient of a block's input, from its two uses."""
+def _project_backward(
+    d_projected: Sequence[Tensor],
+    d_residual_MD: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    plan: BlockPlan,
+    needed: tuple[bool, ...],
+) -> _Grads:
+    """Gradients of a block's input (from its two uses), and of the projection's weight and bias."""
+    hidden_TD, residual_MD, weight = inputs
+    d_hidden_TD = d_weight = d_bias = None
     if plan.rows_M is None:
-        return torch.addmm(d_residual_MD, d_qkv_TD, qkv_weight)
-    return (d_qkv_TD @ qkv_weight).index_add_(0, plan.rows_M, d_residual_MD)
+        (d_qkv_TD,) = d_projected
+        if needed[0]:
+            d_hidden_TD = torch.addmm(d_residual_MD, d_qkv_TD, weight)
+        d_weight = _weight_grad(d_qkv_TD, hidden_TD, needed=needed[1])
+        if needed[2]:
+            d_bias = calls.column_sums(plan.lib, d_qkv_TD)
+        return d_hidden_TD, d_weight, d_bias
+    width = hidden_TD.shape[1]
+    d_query_MD, d_rest_TD = d_projected
+    if needed[0]:
+        d_rows_MD = torch.addmm(d_residual_MD, d_query_MD, weight[:width])
+        d_hidden_TD = (d_rest_TD @ weight[width:]).index_add_(0, plan.rows_M, d_rows_MD)
+    if needed[1]:
+        d_weight = torch.cat([d_query_MD.t() @ residual_MD, d_rest_TD.t() @ hidden_TD]).float()
+    if needed[2]:
+        d_bias = torch.cat([calls.column_sums(plan.lib, d) for d in d_projected])
+    return d_hidden_TD, d_weight, d_bias
 
 
 def _weight_grad(d_output: Tensor, inputs: Tensor, *, needed: bool) -> Tensor | None:
@@ -368,6 +404,20 @@ class _MaskedLoss(torch.autograd.Function):
             scaled_MD = (hidden_MD.float() * scale).to(hidden_MD.dtype)
             d_table_VD = _weight_grad(d_logits_MV, scaled_MD, needed=True)
         return d_hidden_MD, d_table_VD, d_bias_V * scale, None, None
+
+
+def groups_of(batch: PackedBatch, *, heads: int, rows_M: Tensor | None) -> calls.AttentionGroups:
+    """Which queries and keys belong together, for queries of all tokens or of some."""
+    starts_N1 = query_starts_N1 = batch.starts_N1.contiguous()
+    if rows_M is not None:
+        query_starts_N1 = torch.searchsorted(rows_M, starts_N1.to(rows_M.dtype)).to(torch.int32)
+    return calls.AttentionGroups(
+        starts_N1=starts_N1,
+        query_starts_N1=query_starts_N1,
+        rows_M=None if rows_M is None else rows_M.contiguous(),
+        longest=batch.longest,
+        heads=heads,
+    )
 
 
 def ids_of(batch: PackedBatch) -> calls.Ids:

@@ -39,7 +39,7 @@ class MaskedLM(nn.Module):
     def logits_MV(
         self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
     ) -> Tensor:
-        """Scores over the vocabulary at the given positions."""
+        """Scores over the vocabulary at the given positions, ascending."""
         hidden_MD, table_VD = self._decoder_input(batch, positions_M, dropout_seed=dropout_seed)
         return F.linear(hidden_MD, table_VD, self.bias)
 

@@ -2,7 +2,8 @@
  *
  * A task is one head of one sequence; its scores live in the near cache, some rows at a time,
  * and nothing of size length^2 ever reaches memory. Queries, keys and values are read where the
- * projection left them: row t of `qkv` is [query | key | value], each heads * width long.
+ * projection left them: rows of `query` and `key` are so many numbers apart, and a value lies
+ * heads * width after its key. Some tokens may have no query, where nobody wants their context.
  */
 #include "tile.h"
 
@@ -125,47 +126,71 @@ INLINE float probabilities(float *scores, i64 length, i64 padded, float scale, r
   return sum;
 }
 
+/* What all tasks share. Sequence n has keys starts[n] to starts[n + 1], and queries likewise. */
+typedef struct {
+  i64 sequences, longest, heads, width;
+  const int32_t *starts, *query_starts;
+  const i64 *rows; /* the token of each query, by which its dropout goes; NULL: its own number */
+  i64 query_stride, key_stride;
+  float scale;
+} shape;
+
 /* Where a task reads and how long it is. */
 typedef struct {
-  i64 start, length, head, heads, width;
+  i64 start, length, query_start, queries, head, heads, width;
 } task;
 
 /* Sequences are taken from the longer end, so that the last ones to finish are short. */
-INLINE task task_of(i64 index, i64 sequences, i64 heads, i64 width, const int32_t *starts) {
-  const i64 first = starts[1] - starts[0], last = starts[sequences] - starts[sequences - 1];
-  i64 n = index / heads;
-  if (last > first) n = sequences - 1 - n;
-  const task out = {starts[n], starts[n + 1] - starts[n], index % heads, heads, width};
+INLINE task task_of(i64 index, const shape *of) {
+  const int32_t *starts = of->starts, *query_starts = of->query_starts;
+  const i64 first = starts[1] - starts[0];
+  const i64 last = starts[of->sequences] - starts[of->sequences - 1];
+  i64 n = index / of->heads;
+  if (last > first) n = of->sequences - 1 - n;
+  const task out = {starts[n],
+                    starts[n + 1] - starts[n],
+                    query_starts[n],
+                    query_starts[n + 1] - query_starts[n],
+                    index % of->heads,
+                    of->heads,
+                    of->width};
   return out;
 }
 
-static void forward_task(task at, const real *qkv, float scale, const dropout *drop, real *context,
-                         float *log_sums, char *scratch) {
-  const i64 all = at.heads * at.width, stride = 3 * all, length = at.length;
+/* The dropout bits' key of a query. */
+INLINE row_key key_of_query(const shape *of, const dropout *drop, i64 query, i64 head) {
+  const i64 token = of->rows ? of->rows[query] : query;
+  return key_of_row(drop->key, (uint64_t)(token * of->heads + head));
+}
+
+static void forward_task(task at, const shape *of, const real *query, const real *key,
+                         const dropout *drop, real *context, float *log_sums, char *scratch) {
+  const i64 all = at.heads * at.width, length = at.length, queries_here = at.queries;
   const i64 padded = round_up(length, PADDED), wide = round_up(at.width, PADDED);
   const i64 depth = units_of(at.width), down = units_of(length), row_units = units_of(padded);
-  const real *query = qkv + at.start * stride + at.head * at.width;
-  unit *queries = (unit *)scratch, *keys = queries + length * depth;
+  unit *queries = (unit *)scratch, *keys = queries + queries_here * depth;
   unit *values = keys + round_up(length, PANEL) * depth, *probs = values + down * wide;
   float *scores = (float *)(probs + QUERY_ROWS * row_units), *sums = scores + QUERY_ROWS * padded;
   float *out = sums + QUERY_ROWS;
-  pack_rows(length, at.width, query, stride, queries);
-  const right_side key_side = pack_across(length, at.width, query + all, stride, keys);
-  const right_side value_side = pack_down(length, at.width, query + 2 * all, stride, values);
-  for (i64 i = 0; i < length; i += QUERY_ROWS) {
-    const i64 rows = length - i < QUERY_ROWS ? length - i : QUERY_ROWS;
+  query += at.query_start * of->query_stride + at.head * at.width;
+  key += at.start * of->key_stride + at.head * at.width;
+  pack_rows(queries_here, at.width, query, of->query_stride, queries);
+  const right_side key_side = pack_across(length, at.width, key, of->key_stride, keys);
+  const right_side value_side = pack_down(length, at.width, key + all, of->key_stride, values);
+  for (i64 i = 0; i < queries_here; i += QUERY_ROWS) {
+    const i64 rows = queries_here - i < QUERY_ROWS ? queries_here - i : QUERY_ROWS;
     multiply(rows, padded, depth, queries + i * depth, depth, key_side, scores, padded, 0);
     for (i64 r = 0; r < rows; r++) {
-      const i64 row = (at.start + i + r) * at.heads + at.head;
+      const i64 row = at.query_start + i + r;
       float highest;
-      sums[r] = probabilities(scores + r * padded, length, padded, scale,
-                              key_of_row(drop->key, (uint64_t)row), drop->threshold,
+      sums[r] = probabilities(scores + r * padded, length, padded, of->scale,
+                              key_of_query(of, drop, row, at.head), drop->threshold,
                               (element *)(probs + r * row_units), &highest);
-      log_sums[row] = highest + logf(sums[r]);
+      log_sums[row * at.heads + at.head] = highest + logf(sums[r]);
     }
     multiply(rows, wide, down, probs, row_units, value_side, out, wide, 0);
     for (i64 r = 0; r < rows; r++) {
-      real *to = context + (at.start + i + r) * all + at.head * at.width;
+      real *to = context + (at.query_start + i + r) * all + at.head * at.width;
       const float factor = drop->scale / sums[r];
 #pragma omp simd
       for (i64 d = 0; d < at.width; d++) to[d] = store(out[r * wide + d] * factor);
@@ -181,18 +206,18 @@ static size_t scratch_bytes(i64 longest, i64 width) {
   return (size_t)(floats + 1024) * sizeof(float);
 }
 
-/* context = dropout(softmax(query key' * scale)) value, per sequence and head; log_sums (rows,
+/* context = dropout(softmax(query key' * scale)) value, per sequence and head; log_sums (queries,
  * heads) is what the gradient needs to know of each softmax. */
-EXPORT void attention_forward(i64 sequences, i64 longest, i64 heads, i64 width,
-                              const int32_t *starts, const real *qkv, float scale,
+EXPORT void attention_forward(const shape *of, const real *query, const real *key,
                               const dropout *drop, real *context, float *log_sums) {
 #pragma omp parallel
   {
-    char *scratch = malloc(scratch_bytes(longest, width));
+    char *scratch = malloc(scratch_bytes(of->longest, of->width));
 #pragma omp for schedule(dynamic, 1)
-    for (i64 index = 0; index < sequences * heads; index++)
-      forward_task(task_of(index, sequences, heads, width, starts), qkv, scale, drop, context,
-                   log_sums, scratch);
+    for (i64 index = 0; index < of->sequences * of->heads; index++) {
+      const task at = task_of(index, of);
+      if (at.queries) forward_task(at, of, query, key, drop, context, log_sums, scratch);
+    }
     free(scratch);
   }
 }
@@ -203,21 +228,20 @@ typedef struct {
   uint32_t *first, *second;
 } query_facts;
 
-static void gather_facts(task at, const dropout *drop, const real *context, const real *d_context,
-                         const float *log_sums, query_facts facts) {
+static void gather_facts(task at, const shape *of, const dropout *drop, const real *context,
+                         const real *d_context, const float *log_sums, query_facts facts) {
   const i64 all = at.heads * at.width;
-  for (i64 i = 0; i < round_up(at.length, PADDED); i++) {
+  for (i64 i = 0; i < round_up(at.queries, PADDED); i++) {
     facts.log_sum[i] = 1e30f;
     facts.delta[i] = 0.0f;
     facts.first[i] = facts.second[i] = 0;
-    if (i >= at.length) continue;
-    const i64 from = (at.start + i) * all + at.head * at.width;
-    const i64 row = (at.start + i) * at.heads + at.head;
-    const row_key key = key_of_row(drop->key, (uint64_t)row);
+    if (i >= at.queries) continue;
+    const i64 row = at.query_start + i, from = row * all + at.head * at.width;
+    const row_key key = key_of_query(of, drop, row, at.head);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (i64 d = 0; d < at.width; d++) sum += load(context[from + d]) * load(d_context[from + d]);
-    facts.log_sum[i] = log_sums[row];
+    facts.log_sum[i] = log_sums[row * at.heads + at.head];
     facts.delta[i] = sum;
     facts.first[i] = key.first;
     facts.second[i] = key.second;
@@ -279,19 +303,23 @@ static void write_rows(i64 rows, i64 width, const float *x, i64 x_stride, real *
     for (i64 d = 0; d < width; d++) out[r * stride + d] = store(x[r * x_stride + d]);
 }
 
-static void backward_task(task at, const real *qkv, const real *context, const real *d_context,
-                          const float *log_sums, float scale, const dropout *drop, real *d_qkv,
-                          char *scratch) {
-  const i64 all = at.heads * at.width, stride = 3 * all, length = at.length;
-  const i64 padded = round_up(length, PADDED), wide = round_up(at.width, PADDED);
-  const i64 panels = round_up(length, PANEL > PADDED ? PANEL : PADDED);
-  const i64 depth = units_of(at.width), down = units_of(length), row = units_of(padded);
-  const i64 offset = at.start * stride + at.head * at.width;
-  const real *query = qkv + offset, *d_out = d_context + at.start * all + at.head * at.width;
-  real *d_query = d_qkv + offset;
+static void backward_task(task at, const shape *of, const real *query, const real *key,
+                          const real *context, const real *d_context, const float *log_sums,
+                          const dropout *drop, real *d_query, real *d_key, char *scratch) {
+  const i64 all = at.heads * at.width, length = at.length, queries = at.queries;
+  const i64 query_stride = of->query_stride, key_stride = of->key_stride;
+  const i64 padded = round_up(queries, PADDED), wide = round_up(at.width, PADDED);
+  const i64 panels = round_up(queries, PANEL > PADDED ? PANEL : PADDED);
+  const i64 depth = units_of(at.width), row = units_of(padded);
+  const i64 down = units_of(queries), down_keys = units_of(length);
+  const real *d_out = d_context + at.query_start * all + at.head * at.width;
+  query += at.query_start * query_stride + at.head * at.width;
+  d_query += at.query_start * query_stride + at.head * at.width;
+  key += at.start * key_stride + at.head * at.width;
+  d_key += at.start * key_stride + at.head * at.width;
   unit *space = (unit *)scratch;
   unit *keys = space, *values = keys + length * depth;
-  unit *turned_keys = values + length * depth, *query_across = turned_keys + at.width * down;
+  unit *turned_keys = values + length * depth, *query_across = turned_keys + at.width * down_keys;
   unit *query_down = query_across + panels * depth, *out_across = query_down + down * wide;
   unit *out_down = out_across + panels * depth, *d_pairs = out_down + down * wide;
   unit *probs = d_pairs + units_of(KEY_ROWS) * panels, *d_scores = probs + KEY_ROWS * row;
@@ -300,51 +328,66 @@ static void backward_task(task at, const real *qkv, const real *context, const r
   float *facts_at = turned + at.width * padded;
   const query_facts facts = {facts_at, facts_at + padded, (uint32_t *)(facts_at + 2 * padded),
                              (uint32_t *)(facts_at + 3 * padded)};
-  gather_facts(at, drop, context, d_context, log_sums, facts);
-  pack_rows(length, at.width, query + all, stride, keys);
-  pack_rows(length, at.width, query + 2 * all, stride, values);
-  const right_side q_across = pack_across(length, at.width, query, stride, query_across);
-  const right_side o_across = pack_across(length, at.width, d_out, all, out_across);
-  const right_side q_down = pack_down(length, at.width, query, stride, query_down);
-  const right_side o_down = pack_down(length, at.width, d_out, all, out_down);
-  for (i64 k = 0; k < down; k++) { /* keys once more: their width down, units along the keys */
-    const real *first = query + all + k * PER_UNIT * stride;
+  gather_facts(at, of, drop, context, d_context, log_sums, facts);
+  pack_rows(length, at.width, key, key_stride, keys);
+  pack_rows(length, at.width, key + all, key_stride, values);
+  const right_side q_across = pack_across(queries, at.width, query, query_stride, query_across);
+  const right_side o_across = pack_across(queries, at.width, d_out, all, out_across);
+  const right_side q_down = pack_down(queries, at.width, query, query_stride, query_down);
+  const right_side o_down = pack_down(queries, at.width, d_out, all, out_down);
+  for (i64 k = 0; k < down_keys; k++) { /* keys once more: width down, units along the keys */
+    const real *first = key + k * PER_UNIT * key_stride;
     const int paired = PER_UNIT == 2 && k * PER_UNIT + 1 < length;
     for (i64 d = 0; d < at.width; d++)
-      turned_keys[d * down + k] =
-          join(element_of(first[d]), paired ? element_of(first[stride + d]) : 0);
+      turned_keys[d * down_keys + k] =
+          join(element_of(first[d]), paired ? element_of(first[key_stride + d]) : 0);
   }
   for (i64 j = 0; j < length; j += KEY_ROWS) {
     const i64 rows = length - j < KEY_ROWS ? length - j : KEY_ROWS;
     multiply(rows, padded, depth, keys + j * depth, depth, q_across, scores, padded, 0);
     multiply(rows, padded, depth, values + j * depth, depth, o_across, d_probs, padded, 0);
     for (i64 r = 0; r < rows; r++)
-      gradient_row(j + r, padded, scale, drop, facts, scores + r * padded, d_probs + r * padded,
-                   (element *)(probs + r * row), (element *)(d_scores + r * row));
+      gradient_row(j + r, padded, of->scale, drop, facts, scores + r * padded,
+                   d_probs + r * padded, (element *)(probs + r * row),
+                   (element *)(d_scores + r * row));
     multiply(rows, wide, down, probs, row, o_down, small, wide, 0);
-    write_rows(rows, at.width, small, wide, d_query + 2 * all + j * stride, stride);
+    write_rows(rows, at.width, small, wide, d_key + all + j * key_stride, key_stride);
     multiply(rows, wide, down, d_scores, row, q_down, small, wide, 0);
-    write_rows(rows, at.width, small, wide, d_query + all + j * stride, stride);
+    write_rows(rows, at.width, small, wide, d_key + j * key_stride, key_stride);
     const right_side pairs = pack_d_scores(rows, padded, (const element *)d_scores, d_pairs);
-    multiply(at.width, padded, units_of(rows), turned_keys + j / PER_UNIT, down, pairs, turned,
-             padded, j > 0);
+    multiply(at.width, padded, units_of(rows), turned_keys + j / PER_UNIT, down_keys, pairs,
+             turned, padded, j > 0);
   }
-  for (i64 i = 0; i < length; i++)
-    for (i64 d = 0; d < at.width; d++) d_query[i * stride + d] = store(turned[d * padded + i]);
+  for (i64 i = 0; i < queries; i++)
+    for (i64 d = 0; d < at.width; d++) d_query[i * query_stride + d] = store(turned[d * padded + i]);
 }
 
-/* d_qkv, wholly written, from d_context. */
-EXPORT void attention_backward(i64 sequences, i64 longest, i64 heads, i64 width,
-                               const int32_t *starts, const real *qkv, const real *context,
-                               const real *d_context, const float *log_sums, float scale,
-                               const dropout *drop, real *d_qkv) {
+/* Keys and values that no query looks at. */
+static void no_gradient(task at, const shape *of, real *d_key) {
+  const i64 all = at.heads * at.width;
+  for (i64 i = 0; i < at.length; i++) {
+    real *to = d_key + (at.start + i) * of->key_stride + at.head * at.width;
+    memset(to, 0, (size_t)at.width * sizeof(real));
+    memset(to + all, 0, (size_t)at.width * sizeof(real));
+  }
+}
+
+/* d_query and d_key (d_value after it), laid out as query and key and wholly written. */
+EXPORT void attention_backward(const shape *of, const real *query, const real *key,
+                               const real *context, const real *d_context, const float *log_sums,
+                               const dropout *drop, real *d_query, real *d_key) {
 #pragma omp parallel
   {
-    char *scratch = malloc(scratch_bytes(longest, width));
+    char *scratch = malloc(scratch_bytes(of->longest, of->width));
 #pragma omp for schedule(dynamic, 1)
-    for (i64 index = 0; index < sequences * heads; index++)
-      backward_task(task_of(index, sequences, heads, width, starts), qkv, context, d_context,
-                    log_sums, scale, drop, d_qkv, scratch);
+    for (i64 index = 0; index < of->sequences * of->heads; index++) {
+      const task at = task_of(index, of);
+      if (at.queries)
+        backward_task(at, of, query, key, context, d_context, log_sums, drop, d_query, d_key,
+                      scratch);
+      else
+        no_gradient(at, of, d_key);
+    }
     free(scratch);
   }
 }

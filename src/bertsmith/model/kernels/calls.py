@@ -205,40 +205,100 @@ def activate_backward(
     return out_TF, d_out_TF, sums_F
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionGroups:
+    """Which queries and keys of a pack belong together."""
+
+    starts_N1: Tensor
+    """Where the keys of each sequence start, then T, int32."""
+
+    query_starts_N1: Tensor
+    """Where its queries start, then M, int32; the same tensor if all tokens have queries."""
+
+    rows_M: Tensor | None
+    """The token of each query, ascending, int64; None if all tokens have queries."""
+
+    longest: int
+    heads: int
+
+
+class _CAttention(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("sequences", "longest", "heads", "width")),
+        *((name, ctypes.c_void_p) for name in ("starts", "query_starts", "rows")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "key_stride")),
+        ("scale", ctypes.c_float),
+    )
+
+
 def attention_forward(
-    lib: ctypes.CDLL, qkv_TD: Tensor, starts_N1: Tensor, *, longest: int, heads: int, drop: Dropout
+    lib: ctypes.CDLL, query_MD: Tensor, key_value_TD: Tensor, groups: AttentionGroups, drop: Dropout
 ) -> tuple[Tensor, Tensor]:
-    """Context (T, D) and the log-sums of the softmaxes (T, H)."""
-    rows, width = len(qkv_TD), qkv_TD.shape[1] // 3
-    context_TD, log_sums_TH = qkv_TD.new_empty(rows, width), torch.empty(rows, heads)
+    """Context (M, D) and the log-sums of the softmaxes (M, H).
+
+    Args:
+        lib: Of the storage type.
+        query_MD: Queries; rows may be further apart than they are wide.
+        key_value_TD: Keys and values side by side, (T, 2 D), likewise.
+        groups: Which belong together.
+        drop: Dropout of the probabilities, by token, head and the key's place in its sequence.
+    """
+    context_MD = query_MD.new_empty(query_MD.shape)
+    log_sums_MH = torch.empty(len(query_MD), groups.heads)
     lib.attention_forward(
-        _size(len(starts_N1) - 1), _size(longest), _size(heads), _size(width // heads),
-        _at(starts_N1), _at(qkv_TD), _float((width // heads) ** -0.5), _drop(drop),
-        _at(context_TD), _at(log_sums_TH),
+        _attention_shape(query_MD, key_value_TD, groups), _first(query_MD), _first(key_value_TD),
+        _drop(drop), _at(context_MD), _at(log_sums_MH),
     )  # fmt: skip
-    return context_TD, log_sums_TH
+    return context_MD, log_sums_MH
 
 
 def attention_backward(
     lib: ctypes.CDLL,
-    qkv_TD: Tensor,
-    starts_N1: Tensor,
+    query_MD: Tensor,
+    key_value_TD: Tensor,
+    groups: AttentionGroups,
     forward: tuple[Tensor, Tensor],
-    d_context_TD: Tensor,
-    *,
-    longest: int,
+    d_context_MD: Tensor,
     drop: Dropout,
-) -> Tensor:
-    """Gradient of `qkv`, given what `attention_forward` returned."""
-    context_TD, log_sums_TH = forward
-    heads, width = log_sums_TH.shape[1], context_TD.shape[1]
-    d_qkv_TD = torch.empty_like(qkv_TD)
+    *,
+    into: tuple[Tensor, Tensor],
+) -> None:
+    """Writes the gradients of queries and of keys and values, given the forward's results.
+
+    `into` is laid out as `query_MD` and `key_value_TD`, and wholly written.
+    """
+    for out, like in zip(into, (query_MD, key_value_TD), strict=True):
+        assert (out.shape, out.stride()) == (like.shape, like.stride()), "gradients as inputs"
     lib.attention_backward(
-        _size(len(starts_N1) - 1), _size(longest), _size(heads), _size(width // heads),
-        _at(starts_N1), _at(qkv_TD), _at(context_TD), _at(d_context_TD), _at(log_sums_TH),
-        _float((width // heads) ** -0.5), _drop(drop), _at(d_qkv_TD),
+        _attention_shape(query_MD, key_value_TD, groups), _first(query_MD), _first(key_value_TD),
+        _at(forward[0]), _at(d_context_MD), _at(forward[1]), _drop(drop),
+        _first(into[0]), _first(into[1]),
     )  # fmt: skip
-    return d_qkv_TD
+
+
+def _first(rows: Tensor) -> ctypes.c_void_p:
+    """Address of a matrix whose rows are contiguous."""
+    assert rows.stride(1) == 1, "kernels read contiguous rows"
+    return ctypes.c_void_p(rows.data_ptr())
+
+
+def _attention_shape(query_MD: Tensor, key_value_TD: Tensor, groups: AttentionGroups) -> object:
+    """The C structure."""
+    width = query_MD.shape[1] // groups.heads
+    return ctypes.byref(
+        _CAttention(
+            len(groups.starts_N1) - 1,
+            groups.longest,
+            groups.heads,
+            width,
+            _at(groups.starts_N1),
+            _at(groups.query_starts_N1),
+            None if groups.rows_M is None else _at(groups.rows_M),
+            query_MD.stride(0),
+            key_value_TD.stride(0),
+            width**-0.5,
+        )
+    )
 
 
 def cross_entropy(
