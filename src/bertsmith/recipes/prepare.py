@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,10 +10,11 @@ import numpy as np
 
 from bertsmith import __version__
 from bertsmith.data.assembly import CUT_AT_TOKENS, Assembled, assemble
-from bertsmith.data.corpus import ReadOptions, find_files, read_documents
+from bertsmith.data.corpus import ReadOptions, find_files
 from bertsmith.data.part_workers import make_parts
 from bertsmith.data.parts import part_folder, token_dtype
 from bertsmith.data.plan import Plan, TokenizerOptions, Unit, make_plan
+from bertsmith.data.sample import sample_texts
 from bertsmith.data.shards import SCHEMA, read_manifest
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.data.wordpiece import train_wordpiece
@@ -24,9 +24,6 @@ from bertsmith.recipes.prepared_folder import PreparedFolder, cannot_write
 from bertsmith.report.progress import BytesDisplay, Speaker
 
 EXIT_INTERRUPTED = 130
-GOLDEN_RATIO = 0.6180339887498949
-"""The fractional parts of its multiples lie evenly, however many are taken."""
-
 LONG_LOOK_BYTES = 1 << 29
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
@@ -331,23 +328,11 @@ def _train(plan: Plan, units: list[Unit], speaker: Speaker) -> TextTokenizer:
         "million characters"
     )
     return train_wordpiece(
-        _sample(plan, units),
+        sample_texts(units, plan.read, characters=options.sample_mb * 10**6),
         vocab_size=options.vocab_size,
         lowercase=options.lowercase,
         min_frequency=options.min_frequency,
     )
-
-
-def _sample(plan: Plan, units: list[Unit]) -> Iterator[str]:
-    """Documents from all over the corpus: whole units in a spread-out order, until it is enough."""
-    left = plan.tokenizer.sample_mb * 10**6
-    for unit in sorted(units, key=lambda unit: unit.number * GOLDEN_RATIO % 1.0):
-        for span in unit.spans:
-            for document in read_documents(span, plan.read):
-                yield document.text
-                left -= len(document.text)
-                if left <= 0:
-                    return
 
 
 def _resolved(where: str) -> Path:
