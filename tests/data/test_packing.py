@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from bertsmith.data import packing
 from bertsmith.data.packing import longest_first, plan_packs
 from small_corpus import skewed_lengths
 
@@ -36,6 +38,35 @@ def test_packs_of_skewed_lengths_are_97_percent_full_and_weigh_alike() -> None:
     assert max(totals) - min(totals) <= 4096 // 50
     work = [int((p**2).sum()) for p in packs]
     assert max(work) / min(work) < 1.2
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "a_pack", "tries"),
+    [(257, 512, 1, 1), (129, 170, 3, 1), (86, 250, 2, 14)],
+)
+def test_sequences_that_fill_packs_badly_are_planned_in_few_tries(
+    monkeypatch: pytest.MonkeyPatch, shortest: int, longest: int, a_pack: int, tries: int
+) -> None:
+    tried: list[int] = []
+    deal = packing._deal
+
+    def counted(counts: NDArray[np.signedinteger], num_packs: int, capacity: int) -> object:
+        tried.append(num_packs)
+        return deal(counts, num_packs, capacity)
+
+    monkeypatch.setattr(packing, "_deal", counted)
+    lengths_S = np.random.default_rng(0).integers(shortest, longest, 200_000, endpoint=True)
+    shapes = plan_packs(lengths_S, capacity_tokens=512)
+    assert len(tried) <= tries
+    assert shapes.num_packs <= -(-len(lengths_S) // a_pack)
+    if tries == 1:
+        assert shapes.num_packs == -(-len(lengths_S) // a_pack)
+
+
+def test_packs_of_ordinary_text_are_99_percent_full() -> None:
+    lengths_S = np.minimum(np.array(skewed_lengths(40_000)) + 2, 512)
+    shapes = plan_packs(lengths_S, capacity_tokens=4096)
+    assert lengths_S.sum() / (shapes.num_packs * 4096) >= 0.99
 
 
 def test_the_plan_depends_on_the_lengths_and_not_on_their_order() -> None:

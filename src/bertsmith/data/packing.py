@@ -3,7 +3,7 @@
 The outcome depends on how many sequences there are of each length and on nothing else, so it is
 found once. Each epoch then deals the sequences of a length anew over the places of that length.
 
-Shape legend: S places, one a sequence; P packs; P1 = P + 1.
+Shape legend: S places, one a sequence; P packs; P1 = P + 1; L lengths from 0.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROWTH = 400
-"""When a number of packs proves too few, one in so many is added: efficiency lost a try, 0.25 %."""
+"""One pack in so many may be more than needed: efficiency lost, 0.25 %."""
+
+LARGE_PIECES = 8
+"""Up to so many sequences a pack, their number bounds that of the packs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +68,48 @@ def plan_packs(lengths_S: NDArray[np.signedinteger], *, capacity_tokens: int) ->
             f"sequences of 1 to {capacity_tokens}"
         )
     counts = np.bincount(lengths_S, minlength=longest + 1)
-    num_packs = -(-int(lengths_S.sum(dtype=np.int64)) // capacity_tokens)
-    while (pack_of_place_S := _deal(counts, num_packs, capacity_tokens)) is None:
-        num_packs += 1 + num_packs // GROWTH
+    num_packs, pack_of_place_S = _fewest_packs(counts, capacity_tokens)
     places_S = np.argsort(pack_of_place_S, kind="stable")
     starts_P1 = np.zeros(num_packs + 1, np.int64)
     np.cumsum(np.bincount(pack_of_place_S, minlength=num_packs), out=starts_P1[1:])
     return PackShapes(places_S=places_S, starts_P1=starts_P1)
+
+
+def _fewest_packs(
+    counts: NDArray[np.signedinteger], capacity_tokens: int
+) -> tuple[int, NDArray[np.int64]]:
+    """A number of packs that do, where one in `GROWTH` fewer do not, and the pack of each place."""
+    too_few = _surely_needed(counts, capacity_tokens) - 1
+    num_packs = too_few + 1
+    step = 1 + num_packs // GROWTH
+    growth = step
+    while (dealt_S := _deal(counts, num_packs, capacity_tokens)) is None:
+        too_few = num_packs
+        num_packs += growth
+        growth *= 2
+    while num_packs - too_few > step:
+        between = (too_few + num_packs) // 2
+        fewer_S = _deal(counts, between, capacity_tokens)
+        if fewer_S is None:
+            too_few = between
+        else:
+            num_packs, dealt_S = between, fewer_S
+    return num_packs, dealt_S
+
+
+def _surely_needed(counts: NDArray[np.signedinteger], capacity_tokens: int) -> int:
+    """A number of packs below which no plan can be: by tokens, and by sequences too large to share.
+
+    No more than k sequences longer than capacity / (k + 1) share a pack.
+    """
+    longer_L = counts[::-1].cumsum(dtype=np.int64)[::-1]  # sequences of at least each length
+    by_tokens = -(-int(counts @ np.arange(len(counts))) // capacity_tokens)
+    by_size = (
+        -(-int(longer_L[capacity_tokens // (k + 1) + 1]) // k)
+        for k in range(1, LARGE_PIECES + 1)
+        if capacity_tokens // (k + 1) + 1 < len(counts)
+    )
+    return max(by_tokens, *by_size, 1)
 
 
 def _deal(
