@@ -78,6 +78,26 @@ def test_a_byte_order_mark_and_crlf_leave_no_trace(write: Write) -> None:
     assert table.labels == ("x", "y")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b'\xef\xbb\xbftext,label\r"a\rb",x\rc\xc3\xa9,y'),
+        ("a.tsv", b"text\tlabel\ra\tx\rc\xc3\xa9\ty\r"),
+        ("a.jsonl", b'{"text": "a", "label": "x"}\r{"text": "c\xc3\xa9", "label": "y"}\r'),
+    ],
+)
+def test_a_file_whose_lines_all_end_in_cr_is_read(write: Write, name: str, content: bytes) -> None:
+    path = write(name, content)
+    table = read(path)
+    assert table.texts == ("a\rb" if name == "a.csv" else "a", "c\u00e9")
+    assert table.labels == ("x", "y")
+    assert "byte" in refusal(write("bad.csv", b"text,label\ra,x\rc\xe9,y\r"))
+
+
+def test_in_tsv_a_cr_inside_a_line_is_text(write: Write) -> None:
+    assert read(write("a.tsv", "text\tlabel\na\rb\tx\nc\ty\n")).texts == ("a\rb", "c")
+
+
 def test_every_format_and_compression_gives_the_same_table(write: Write, tmp_path: Path) -> None:
     texts, labels = ["eins, zwei", "drei", "\u4e2d\u6587"], ["x", "y", "x"]
     rows = list(zip(texts, labels, strict=True))
@@ -184,6 +204,8 @@ def test_a_table_without_a_header_line_is_read_when_its_columns_are_named(write:
         ("a.csv", "text,label\na,x\n  ,y\n", ":3 (row 2)", "the text is empty"),
         ("a.csv", "text,label\na,x\nb, \n", ":3 (row 2)", "the label is empty"),
         ("a.csv", 'text,label\n"a"b,x\n', ":2 (row 1)", "not valid CSV"),
+        ("a.csv", '"text"x,label\na,x\n', ":1", "not valid CSV"),
+        ("a.csv", "text,label\ra,x\nb,y\n", ":1", "not valid CSV"),
         ("a.tsv", b"text\tlabel\na\tx\nc\xe9\ty\n", ":3 (row 2)", "byte 16 of the file"),
         ("a.csv", b'text,label\na,x\n"b\nc\xe9",y\n', ":3 (row 2)", "byte 19 of the file"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b', ":2 (row 2)", "not valid JSON"),

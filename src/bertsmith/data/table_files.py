@@ -8,6 +8,7 @@ and count. Nothing is guessed: "NA", "null" and "" stay the text they are.
 import contextlib
 import csv
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -114,7 +115,8 @@ class TextLines:
     """Lines of a file as text, without a byte-order mark, that remembers what it could not decode.
 
     Undecodable bytes become surrogates, so that reading can go on after them; `take_fault` says
-    where they stood. Lines keep their ends, as the csv module wants them.
+    where they stood. Lines keep their ends, as the csv module wants them: LF or CR LF, or CR in a
+    file that has no LF at all.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,6 +124,7 @@ class TextLines:
         self.path = path
         self.number = 0
         self._file: BinaryIO = sys.stdin.buffer if str(path) == "-" else open_bytes(path)
+        self._cr_lines: Iterator[bytes] | None = None
         self._offset = 0
         self._fault: str | None = None
 
@@ -129,7 +132,7 @@ class TextLines:
         return self
 
     def __next__(self) -> str:
-        raw = self._file.readline(MAX_LINE_BYTES)
+        raw = self._next_bytes()
         if not raw:
             raise StopIteration
         if len(raw) == MAX_LINE_BYTES:
@@ -155,6 +158,17 @@ class TextLines:
         self._offset += len(raw)
         return text
 
+    def _next_bytes(self) -> bytes:
+        """The next line; empty at the end."""
+        if self._cr_lines is not None:
+            return next(self._cr_lines, b"")
+        raw = self._file.readline(MAX_LINE_BYTES)
+        is_whole_file = self.number == 0 and len(raw) < MAX_LINE_BYTES and not raw.endswith(b"\n")
+        if is_whole_file and b"\r" in raw:
+            self._cr_lines = iter(re.findall(rb"[^\r]*\r|[^\r]+", raw))
+            return next(self._cr_lines)
+        return raw
+
     def close(self) -> None:
         """Close the file; standard input is not ours to close."""
         if self._file is not sys.stdin.buffer:
@@ -173,10 +187,10 @@ def _open_delimited(
     fields = _quoted_fields(lines, delimiter) if is_quoted else _plain_fields(lines, delimiter)
     if columns is None:
         header_line, header, fault = next(fields, (1, [], None))
-        if not any(header):
-            raise UserError(f"{path}: the file is empty; it needs a header line such as text,label")
         if fault is not None:
             raise UserError(f"{path}:{header_line}: {fault}")
+        if not any(header):
+            raise UserError(f"{path}: the file is empty; it needs a header line such as text,label")
         columns = tuple(name.strip() for name in header)
         for name in columns:
             if name and columns.count(name) > 1:
