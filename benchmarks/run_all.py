@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import shlex
 import sys
 import tempfile
 import time
@@ -269,13 +270,27 @@ def machine() -> dict[str, Any]:
     }
 
 
-def markdown(results: list[dict[str, Any]], command: str) -> str:
+def command_of(args: argparse.Namespace, suite: str) -> str:
+    """What was run; of files the name alone, since a folder says nothing on another machine."""
+    words = ["python", "benchmarks/run_all.py", "--suite", suite]
+    if args.only:
+        words += ["--only", args.only]
+    if args.text:
+        words += ["--text", *(path.name for path in args.text)]
+    if args.short_rows:
+        words += ["--short-rows", f"{args.short_rows.parent.name}/{args.short_rows.name}"]
+    return shlex.join(words)
+
+
+def markdown(results: list[dict[str, Any]]) -> str:
     """The table."""
-    facts = machine()
+    facts = results[-1]["machine"]
+    commands = dict.fromkeys(r["command"] for r in results)
     lines = [
         f"# {facts['cores']}-core {facts['cpu']}, {time.strftime('%Y-%m-%d')}",
         "",
-        f"`{command}`; torch {facts['torch']}, Python {facts['python']}, {facts['capability']}.",
+        *(f"`{command}`  " for command in commands),
+        f"torch {facts['torch']}, Python {facts['python']}, {facts['capability']}.",
         "Both sides and the machine's GEMM rate take turns (A B C A B C ...) in one go. Rates are",
         "sums over all measured steps, optimizer included; share: useful FLOP/s over GEMM rate.",
         "",
@@ -316,7 +331,7 @@ def main() -> None:
         for suite in args.suite:
             results: list[dict[str, Any]] = []
             for result in run_suite(suite, folder, texts, model, args):
-                results.append(result)
+                results.append({"command": command_of(args, suite), "machine": machine()} | result)
                 save(args.output, suite, results)
 
 
@@ -373,10 +388,9 @@ def save(output: Path, suite: str, results: list[dict[str, Any]]) -> None:
     earlier = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
     new = {r["name"] for r in results}
     results = [r for r in earlier if r["name"] not in new] + results
-    content = {"machine": machine(), "results": results}
+    content = {"results": results}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    command = "python benchmarks/run_all.py --suite " + suite
-    (output / f"{name}.md").write_text(markdown(results, command), encoding="utf-8")
+    (output / f"{name}.md").write_text(markdown(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from transformers.utils import logging as transformers_logging
 
 from bertsmith.batch import pack
 from bertsmith.errors import UserError
-from bertsmith.hf import load_classifier, load_encoder, load_masked_lm, read_labels, save_model
+from bertsmith.hf import (
+    load_classifier,
+    load_encoder,
+    load_masked_lm,
+    read_labels,
+    recover_model,
+    save_model,
+)
 from bertsmith.hf.weights import write_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
@@ -166,3 +173,41 @@ def test_nothing_of_this_machine_is_written(masked_lm_folder: Path) -> None:
 def test_whoever_may_read_the_folder_may_read_the_weights(masked_lm_folder: Path) -> None:
     modes = {p.name: p.stat().st_mode for p in masked_lm_folder.iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
+
+
+def test_a_model_left_beside_its_place_by_a_killed_process_is_put_back(tmp_path: Path) -> None:
+    for name, content in ((".model.old-11", "old"), (".model.new-12", "half")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    recover_model(tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "config.json").read_text() == "old"
+    (tmp_path / ".model.old-13").mkdir()
+    recover_model(tmp_path / "model")  # the model is there: what is beside it is older
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_that_cannot_take_its_place_leaves_the_one_before(
+    masked_lm: MaskedLM, masked_lm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (masked_lm_folder / "model.safetensors").read_bytes()
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if ".new-" in self.name:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        save_model(masked_lm_folder, masked_lm)
+    assert (masked_lm_folder / "model.safetensors").read_bytes() == before
+    assert [p.name for p in masked_lm_folder.parent.glob(".*")] == []
+
+
+def test_a_tokenizer_that_is_gone_is_an_error_and_not_a_model_without_one(
+    masked_lm: MaskedLM, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        save_model(tmp_path / "model", masked_lm, tokenizer_folder=tmp_path / "gone")
+    assert list(tmp_path.iterdir()) == []

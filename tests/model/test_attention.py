@@ -1,5 +1,7 @@
 """Every body of attention equals the block-masked reference, forward and backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,10 @@ from bertsmith.model.attention import (
     attention,
     body_for,
     describe_attention,
+    has_varlen,
     reference_attention,
 )
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.dropout import NO_DROPOUT, Dropout, dropout_at
 from bertsmith.model.kernels import build
 
@@ -124,13 +128,62 @@ def test_large_scores_do_not_overflow() -> None:
         assert bool(torch.isfinite(output_TD).all())
 
 
-def test_the_log_says_that_dropout_is_done_or_why_the_fast_kernel_is_not_used() -> None:
-    line = describe_attention(drop_prob=0.1, device=torch.device("cuda"), dtype=torch.bfloat16)
+def test_the_log_says_that_dropout_is_done_or_why_the_fast_kernel_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu, shape = torch.device("cuda"), EncoderConfig()
+    line = describe_attention(shape, device=gpu, dtype=torch.bfloat16)
     assert "attention_probs_dropout_prob 0.1 is applied" in line
+    assert "it has no dropout" in line
+    without = replace(shape, attention_probs_dropout_prob=0.0)
+    assert "variable-length" in describe_attention(without, device=gpu, dtype=torch.bfloat16)
+    narrow = replace(without, hidden_size=60, num_attention_heads=5)
+    assert "not available" in describe_attention(narrow, device=gpu, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_width", "dtype", "expected"),
+    [
+        ((9, 0), 64, torch.bfloat16, True),
+        ((8, 0), 256, torch.float16, True),
+        ((7, 5), 64, torch.float16, False),
+        ((9, 0), 12, torch.bfloat16, False),
+        ((9, 0), 264, torch.bfloat16, False),
+        ((9, 0), 64, torch.float32, False),
+    ],
+)
+def test_the_variable_length_kernel_is_used_only_where_it_runs(
+    capability: tuple[int, int],
+    head_width: int,
+    dtype: torch.dtype,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert has_varlen(torch.device("cuda"), dtype, head_width=head_width) is expected
+    assert not has_varlen(torch.device("cpu"), dtype, head_width=head_width)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("drop_prob", [0.0, 0.1])
+def test_the_body_chosen_on_a_gpu_equals_the_reference_on_the_cpu(drop_prob: float) -> None:
+    drop = dropout_at(drop_prob=drop_prob, seed=7, site=3)
+    expected = run("reference", drop, LENGTHS, width=64, dtype=torch.float32)
+    qkv_TD, starts_N1, weight_TD = (
+        t.cuda() for t in inputs(LENGTHS, width=64, dtype=torch.bfloat16)
+    )
+    qkv_TD.requires_grad_()
+    output_TD = attention(qkv_TD, starts_N1, longest=max(LENGTHS), heads=HEADS, drop=drop)
+    (output_TD * weight_TD).sum().backward()  # type: ignore[no-untyped-call]
+    assert qkv_TD.grad is not None
+    for ours, reference in zip((output_TD.detach(), qkv_TD.grad), expected, strict=True):
+        assert distance(ours.cpu(), reference) < BF16_BOUND
 
 
 def test_without_kernels_the_grouped_body_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "load", lambda storage: None)
     qkv_TD, *_ = inputs()
-    assert body_for(qkv_TD, NO_DROPOUT) == "grouped"
-    assert body_for(qkv_TD.half(), NO_DROPOUT) == "grouped"
+    assert body_for(qkv_TD, heads=HEADS, drop=NO_DROPOUT) == "grouped"
+    assert body_for(qkv_TD.half(), heads=HEADS, drop=NO_DROPOUT) == "grouped"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from bertsmith.batch import MaskedBatch
 from bertsmith.errors import UserError
@@ -130,7 +131,7 @@ def test_the_newest_and_the_best_are_kept_by_number_not_by_time(
     for step in (100, 9, 20, 3):  # written out of order
         save(tmp_path, optimizer, step)
     (tmp_path / "step-notes").mkdir()
-    keep_newest(tmp_path, keep_last=2, best_step=3)
+    keep_newest(tmp_path, step=100, keep_last=2, best_step=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "step-100",
         "step-20",
@@ -150,3 +151,35 @@ def test_another_model_is_refused(
     other = AdamW(group_parameters(model, OptimConfig()), OptimConfig())
     with pytest.raises(UserError, match="does not fit this model"):
         load_moments(path, other, updates=1)
+
+
+def test_damaged_checkpoints_that_were_passed_over_do_not_push_good_ones_out(
+    tmp_path: Path, new_run: NewRun
+) -> None:
+    _, optimizer = new_run(OptimConfig())
+    for step in (100, 200, 150):  # 200 was found damaged, the run went back to 100
+        save(tmp_path, optimizer, step)
+    keep_newest(tmp_path, step=150, keep_last=1, best_step=None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-150", "step-200"]
+
+
+def test_what_a_process_killed_while_saving_left_is_swept(tmp_path: Path, new_run: NewRun) -> None:
+    _, optimizer = new_run(OptimConfig())
+    (tmp_path / ".tmp-step-7-12345").mkdir()
+    (tmp_path / ".tmp-step-7-12345" / "model.safetensors").write_bytes(b"half")
+    save(tmp_path, optimizer, 8)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-8"]
+
+
+def test_a_disk_that_fills_while_moments_are_written_is_a_users_error(
+    tmp_path: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, optimizer = new_run(OptimConfig())
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("bertsmith.hf.weights.save_file", fail)
+    with pytest.raises(UserError, match="No space left"):
+        save(tmp_path, optimizer, 2)
+    assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ def test_auto_on_a_gpu_is_bf16_else_fp16(
     has_bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     chosen = choose_compute("auto", "auto")
     assert (chosen.name, chosen.device.type) == (expected, "cuda")
     if not has_bf16:

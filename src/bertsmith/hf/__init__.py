@@ -14,7 +14,7 @@ from bertsmith.hf.load import (
     load_encoder,
     load_masked_lm,
 )
-from bertsmith.hf.save import TOKENIZER_FILES, save_model, write_model_files
+from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
 
 __all__ = [
     "TOKENIZER_FILES",
@@ -26,6 +26,7 @@ __all__ = [
     "parse_config",
     "read_config",
     "read_labels",
+    "recover_model",
     "resolve",
     "save_model",
     "write_model_files",

@@ -61,7 +61,7 @@ def write_model_files(
     shutil.copymode(folder / CONFIG_NAME, folder / SAFETENSORS)
     if tokenizer_folder is not None:
         for name in TOKENIZER_FILES:
-            if (tokenizer_folder / name).exists():
+            if name == TOKENIZER_FILES[0] or (tokenizer_folder / name).exists():
                 shutil.copyfile(tokenizer_folder / name, folder / name)
 
 
@@ -87,6 +87,7 @@ def save_model(
     stale = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        recover_model(folder)
         fresh.mkdir()
         write_model_files(fresh, model, tokenizer_folder=tokenizer_folder, labels=labels)
         if write_more is not None:
@@ -96,12 +97,32 @@ def save_model(
         flush(fresh)
         if folder.exists():
             folder.rename(stale)
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if stale.exists():
+                stale.rename(folder)
+            raise
         flush(folder.parent)
         shutil.rmtree(stale, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
     finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def recover_model(folder: Path) -> None:
+    """Put a model back that a process killed between two renames left beside its place.
+
+    What else killed processes left of it is deleted.
+    """
+    left = folder.parent.glob(f".{folder.name}.old-*")
+    for stale in sorted(left, key=lambda path: path.stat().st_mtime, reverse=True):
+        if folder.exists():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.rename(folder)
+    for fresh in folder.parent.glob(f".{folder.name}.new-*"):
         shutil.rmtree(fresh, ignore_errors=True)
 
 

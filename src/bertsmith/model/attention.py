@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.dropout import Dropout, keep_of
 from bertsmith.model.kernels import build, calls
 
@@ -44,7 +45,7 @@ def attention(
         drop: Dropout of the probabilities.
         body: Which implementation; None chooses by `body_for`.
     """
-    match body or body_for(qkv_TD, drop):
+    match body or body_for(qkv_TD, heads=heads, drop=drop):
         case "kernels":
             context_TD: Tensor = _KernelAttention.apply(  # type: ignore[no-untyped-call]
                 qkv_TD, starts_N1, longest, heads, drop
@@ -58,31 +59,41 @@ def attention(
             return reference_attention(qkv_TD, starts_N1, heads=heads, drop=drop)
 
 
-def body_for(qkv_TD: Tensor, drop: Dropout) -> Body:
+def body_for(qkv_TD: Tensor, *, heads: int, drop: Dropout) -> Body:
     """The fastest body that computes exactly this, dropout included."""
     if library_for(qkv_TD) is not None:
         return "kernels"
-    if drop.threshold == 0 and has_varlen(qkv_TD.device, qkv_TD.dtype):
+    head_width = qkv_TD.shape[1] // 3 // heads
+    if drop.threshold == 0 and has_varlen(qkv_TD.device, qkv_TD.dtype, head_width=head_width):
         return "varlen"
     return "grouped"
 
 
-def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's variable-length kernel can be used; it has no dropout."""
+def has_varlen(device: torch.device, dtype: torch.dtype, *, head_width: int) -> bool:
+    """Whether torch's variable-length kernel can be used; it has no dropout.
+
+    It is FlashAttention: half precision, Ampere or newer, heads of at most 256 in steps of 8.
+    """
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
+        and head_width % 8 == 0
+        and head_width <= 256
+        and torch.cuda.get_device_capability(device) >= (8, 0)
         and importlib.util.find_spec("torch.nn.attention.varlen") is not None
     )
 
 
-def describe_attention(*, drop_prob: float, device: torch.device, dtype: torch.dtype) -> str:
+def describe_attention(config: EncoderConfig, *, device: torch.device, dtype: torch.dtype) -> str:
     """One line for the log: which body attends, and that it does the dropout the config asks."""
     if device.type == "cpu":
         return build.status()
-    if drop_prob == 0.0 and has_varlen(device, dtype):
+    drop_prob = config.attention_probs_dropout_prob
+    head_width = config.hidden_size // config.num_attention_heads
+    can = has_varlen(device, dtype, head_width=head_width)
+    if can and drop_prob == 0.0:
         return "attention: torch's variable-length kernel"
-    why = "it has no dropout" if has_varlen(device, dtype) else "it is not available here"
+    why = "it has no dropout" if can else "it is not available here"
     return (
         f"attention: groups of equal length, since torch's variable-length kernel is not used "
         f"({why}); attention_probs_dropout_prob {drop_prob} is applied as configured"

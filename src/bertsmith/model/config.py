@@ -67,6 +67,10 @@ class EncoderConfig:
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
                 f"{self.num_attention_heads}; choose heads that divide the width"
             )
+        if not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id is {self.pad_token_id}; it must be one of the {self.vocab_size} ids"
+            )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")

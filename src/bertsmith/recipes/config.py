@@ -3,6 +3,7 @@
 Composed of the parts' own configs; this file only joins them. Imports neither torch nor numpy.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -74,15 +75,13 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        for name in ("tokens_per_step", "log_every_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+        _check_at_least_one(self, "tokens_per_step", "log_every_steps")
+        if self.tokens_per_step < self.packing.tokens_per_pack:
+            raise ValueError(
+                f"tokens_per_step {self.tokens_per_step} is below packing.tokens_per_pack "
+                f"{self.packing.tokens_per_pack}; a step has at least one pack, so lower that too"
+            )
+        _check_seed_and_dropout(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,25 +168,18 @@ class FinetuneConfig:
             )
         if not 0.0 < self.holdout_share < 1.0:
             raise ValueError(f"holdout_share is {self.holdout_share}; it must be over 0, under 1")
-        if self.epochs <= 0:
+        if not 0.0 < self.epochs < math.inf:
             raise ValueError(f"epochs is {self.epochs}; it must be over 0")
-        for name in (
+        _check_at_least_one(
+            self,
             "steps",
             "examples_per_step",
             "tokens_per_pack",
             "patience",
             "eval_every_steps",
             "log_every_steps",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+        )
+        _check_seed_and_dropout(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +208,10 @@ class EvaluateConfig:
 
     device: Device = "auto"
     """auto: the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        _check_at_least_one(self, "tokens_per_pack")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +246,10 @@ class PredictConfig:
 
     device: Device = "auto"
     """auto: the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        _check_at_least_one(self, "tokens_per_pack")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,11 +326,24 @@ class PrepareConfig:
             raise ValueError(f"vocab_size is {self.vocab_size}; it must be from 32 to {1 << 24}")
         if not 0.0 <= self.valid_share < 1.0:
             raise ValueError(f"valid_share is {self.valid_share}; it must be at least 0, under 1")
-        for name in ("min_frequency", "tokenizer_sample_mb", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        _check_at_least_one(self, "min_frequency", "tokenizer_sample_mb", "workers")
         if self.shard is not None:
             left, _, right = self.shard.partition("/")
             if not (left.isdecimal() and right.isdecimal() and 1 <= int(left) <= int(right)):
                 raise ValueError(f"shard is {self.shard!r}; it must be i/n, from 1/n to n/n")
+
+
+def _check_at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_seed_and_dropout(config: PretrainConfig | FinetuneConfig) -> None:
+    if config.seed < 0:
+        raise ValueError(f"seed is {config.seed}; it must not be negative")
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        value = getattr(config, name)
+        if value is not None and not 0.0 <= value < 1.0:
+            raise ValueError(f"{name} is {value}; it must be in [0, 1)")

@@ -113,7 +113,7 @@ def demo(config: DemoConfig) -> DemoSummary | None:
     started_at = time.monotonic()
     if config.minutes <= 0 or config.seeds < 1:
         raise UserError("--minutes must be over 0 and --seeds at least 1")
-    folder = open_run_folder(config.output, resume=False, overwrite=config.overwrite)
+    folder = open_run_folder(config.output, resume=None, overwrite=config.overwrite)
     write_config(folder, config)
     speaker = Speaker(folder)
     task, sizes = gather(folder, speaker)
@@ -255,8 +255,9 @@ def finetune_and_test(folder: Path, start: Path, *, name: str, seed: int) -> flo
 def fill_blanks(model_folder: Path, texts: Sequence[str]) -> list[Blank]:
     """Hide a word in each of a few texts and ask the model for it.
 
-    The texts are the first ones, in order, with a sentence of 8 to 24 words; the word is the
-    longest of its middle third that is one token. Nothing is chosen by how well it goes.
+    Of every so many-th text, so that many modules have a chance, those whose first line has 8 to
+    24 words are taken, the first ones in order; the word is the longest of its middle third that
+    is one token. Nothing is chosen by how well it goes.
     """
     model, _ = load_masked_lm(model_folder, seed=0)
     tokenizer = load_tokenizer(model_folder)

@@ -16,7 +16,7 @@ from bertsmith.batch import LabelledBatch
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import load_classifier, read_config
+from bertsmith.hf import load_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.recipes.classifier import (
@@ -30,7 +30,12 @@ from bertsmith.recipes.resume import checkpoint_to_resume
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
-from bertsmith.report.run_folder import check_run_folder, open_run_folder, write_config
+from bertsmith.report.run_folder import (
+    check_inputs_stay,
+    check_run_folder,
+    open_run_folder,
+    write_config,
+)
 from bertsmith.train.checkpoint import (
     RunState,
     load_moments,
@@ -63,7 +68,10 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             finite, in which case the best model and the last checkpoint stand.
     """
     check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    check_inputs_stay(config)
+    if not config.resume:
+        inputs = {"model": config.model, "data": config.data, "eval": config.eval}
+        check_inputs_stay(config.output, inputs)
+    recover_model(Path(config.output) / "model")
     compute = choose_compute(config.precision, config.device)
     if compute.device.type == "cpu":
         reuse_freed_memory()
@@ -117,20 +125,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data)) from error
             raise
-    return run.conclude(outcome)
-
-
-def check_inputs_stay(config: FinetuneConfig) -> None:
-    """Refuse to replace a run that holds what is to be read.
-
-    Raises:
-        UserError: The model or a table lies in the output folder, which would be emptied.
-    """
-    output = Path(config.output).resolve()
-    for key in ("model", "data", "eval"):
-        path = Path(getattr(config, key) or "-")
-        if not config.resume and path.exists() and path.resolve().is_relative_to(output):
-            raise UserError(f"--output {config.output}: holds --{key} {path}; name a new folder")
+        return run.conclude(outcome)
 
 
 def open_task(config: FinetuneConfig, source: Path) -> TaskData:

@@ -10,10 +10,10 @@ from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
+from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.kernels import build
 from bertsmith.recipes.classifier import (
     Task,
     logits_NC,
@@ -175,8 +175,8 @@ class FinetuneRun:
             f"{self._compute.device}; {self._vocabulary.num_rows:,} tokens occur in the data, and "
             "only their rows of the token table are trained"
         )
-        if self._compute.device.type == "cpu":
-            say(build.status())
+        shape, compute = self._model.encoder.config, self._compute
+        say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
     def start_log(self, metrics: MetricsLog, display: TrainingDisplay) -> None:
         """Open the log; measures the machine's limit, which takes a moment."""
@@ -242,7 +242,12 @@ class FinetuneRun:
                 write_model=lambda fresh: self._write_model(fresh, state.step),
                 fingerprints=fingerprints_of(self._config, self._data.fingerprint),
             )
-        keep_newest(folder, keep_last=self._config.save.keep_last, best_step=state.best_step)
+        keep_newest(
+            folder,
+            step=state.step,
+            keep_last=self._config.save.keep_last,
+            best_step=state.best_step,
+        )
 
     def conclude(self, outcome: Outcome) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
@@ -380,6 +385,6 @@ def finetune_card(
         },
         results={name: f"{value:.4f}" for name, value in summary.metrics.items()},
         versions=summary.versions,
-        repeat="bertsmith finetune --config run.yaml",
+        repeat="bertsmith finetune --config run.yaml --output NEW_FOLDER",
         example="a text of your own",
     )

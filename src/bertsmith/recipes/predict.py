@@ -95,7 +95,8 @@ def predict(config: PredictConfig) -> PredictSummary:
         with prediction_file(
             output, columns, classifier.labels, escape_formulas=config.escape_formulas
         ) as write_row:
-            for window in ahead(windows):
+            # A read ahead of a terminal could not be interrupted.
+            for window in windows if config.data == "-" else ahead(windows):
                 chances_NC = _probabilities_NC(classifier, window)
                 best_N = chances_NC.argmax(1).tolist()
                 for row, best, chances in zip(

@@ -18,7 +18,12 @@ from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSu
 from bertsmith.recipes.resume import checkpoint_to_resume
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
-from bertsmith.report.run_folder import check_run_folder, open_run_folder, write_config
+from bertsmith.report.run_folder import (
+    check_inputs_stay,
+    check_run_folder,
+    open_run_folder,
+    write_config,
+)
 from bertsmith.train.checkpoint import RunState, load_moments, newest_checkpoint, read_state
 from bertsmith.train.interruption import catch_signals
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, train
@@ -49,6 +54,8 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
     """
     check_budget(config)
     check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+    if not config.resume:
+        check_inputs_stay(config.output, {"model": config.model, "data": config.data})
     compute = choose_compute(config.precision, config.device)
     if compute.device.type == "cpu":
         reuse_freed_memory()
@@ -102,7 +109,7 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data, folder)) from error
             raise
-    return run.conclude(outcome)
+        return run.conclude(outcome)
 
 
 def check_budget(config: PretrainConfig) -> None:
@@ -181,8 +188,10 @@ def explain_non_finite(error: NonFiniteLossError, data: PretrainData, folder: Pa
     names = [data.corpus.name_of(d) for d in sorted(set(documents))]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
     good = newest_checkpoint(folder / "checkpoints", lambda line: None)
-    kept = f"the last good checkpoint is {good}" if good else "no checkpoint was made before"
+    advice = "no checkpoint was made before; try a lower --optim.learning_rate"
+    if good:
+        advice = f"start a new run from the last good one with a lower rate: --model {good}"
     return (
         f"the {error.what} of step {error.step + 1} is not finite (NaN or infinite), on documents "
-        f"{shown}; weights were not updated, {kept}; try a lower --optim.learning_rate"
+        f"{shown}; weights were not updated; {advice}"
     )

@@ -7,9 +7,9 @@ from bertsmith.batch import MaskedBatch
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.data.stream import PretrainStream
 from bertsmith.hf import save_model, write_model_files
+from bertsmith.model.attention import describe_attention
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import MaskedLM
-from bertsmith.model.kernels import build
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.resume import fingerprints_of
 from bertsmith.report.card import ModelCard, write_card
@@ -117,8 +117,8 @@ class PretrainRun:
         )
         parameters = sum(p.numel() for p in self._model.parameters())
         say(f"model: {parameters:,} parameters, {self._compute.name} on {self._compute.device}")
-        if self._compute.device.type == "cpu":
-            say(build.status())
+        shape, compute = self._model.encoder.config, self._compute
+        say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
     def start_log(self, metrics: MetricsLog, display: TrainingDisplay) -> None:
         """Open the log; measures the machine's limit, which takes a moment."""
@@ -177,7 +177,12 @@ class PretrainRun:
             fingerprints=fingerprints_of(self._config, self._data.corpus.fingerprint),
         )
         self._speaker.log(f"saved {path}")
-        keep_newest(folder, keep_last=self._config.save.keep_last, best_step=state.best_step)
+        keep_newest(
+            folder,
+            step=state.step,
+            keep_last=self._config.save.keep_last,
+            best_step=state.best_step,
+        )
 
     def conclude(self, outcome: Outcome) -> PretrainSummary:
         """Write the model, the summary and the card, or say how to go on."""
@@ -258,7 +263,7 @@ class PretrainRun:
             },
             results=results,
             versions=summary.versions,
-            repeat="bertsmith pretrain --config run.yaml",
+            repeat="bertsmith pretrain --config run.yaml --output NEW_FOLDER",
             example="the [MASK] of the house",
         )
 

@@ -23,8 +23,13 @@ from bertsmith.errors import UserError
 CONFIG_FILE, SUMMARY_FILE = "run.yaml", "summary.json"
 
 
-def check_run_folder(path: str, *, resume: bool, overwrite: bool) -> None:
+def check_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> None:
     """Refuse a folder that may not be written, and change nothing.
+
+    Args:
+        path: The run folder.
+        resume: Whether its run is to go on; None for a verb that cannot.
+        overwrite: Whether its run may be replaced.
 
     Raises:
         UserError: It holds another run and neither `resume` nor `overwrite` is given, or holds
@@ -41,13 +46,29 @@ def check_run_folder(path: str, *, resume: bool, overwrite: bool) -> None:
     if not (folder / CONFIG_FILE).exists():
         raise UserError(f"--output {path}: holds files that are no run; name a new folder")
     if not resume and not overwrite:
-        raise UserError(
-            f"--output {path}: holds another run; name a new folder, or give --resume to "
-            "go on with it or --overwrite to replace it"
-        )
+        how = "--overwrite to replace it"
+        if resume is not None:
+            how = f"--resume to go on with it or {how}"
+        raise UserError(f"--output {path}: holds another run; name a new folder, or give {how}")
 
 
-def open_run_folder(path: str, *, resume: bool, overwrite: bool) -> Path:
+def check_inputs_stay(path: str, inputs: Mapping[str, str | None]) -> None:
+    """Refuse to replace a run that holds what is to be read.
+
+    Args:
+        path: The run folder, which would be emptied.
+        inputs: Paths by the option that names them; what is no path here is passed over.
+
+    Raises:
+        UserError: An input lies in the folder.
+    """
+    folder = Path(path).resolve()
+    for option, name in inputs.items():
+        if name and Path(name).exists() and Path(name).resolve().is_relative_to(folder):
+            raise UserError(f"--output {path}: holds --{option} {name}; name a new folder")
+
+
+def open_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> Path:
     """Make the folder, or empty it if it holds a run that is to be replaced.
 
     Raises:

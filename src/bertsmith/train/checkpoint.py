@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bertsmith.durable import flush
 from bertsmith.errors import UserError
+from bertsmith.hf.weights import write_weights
 from bertsmith.train.optim import AdamW
 
 SCHEMA_VERSION = 1
@@ -82,10 +83,11 @@ def save_checkpoint(
     final = folder / f"step-{state.step}"
     fresh = folder / f".tmp-step-{state.step}-{os.getpid()}"
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
+        for left in folder.glob(".tmp-step-*"):  # of processes that were killed while saving
+            shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir(parents=True)
         write_model(fresh)
-        save_file(dict(optimizer.named_moments()), fresh / MOMENTS)
+        write_weights(fresh / MOMENTS, list(optimizer.named_moments()))
         content = {
             "schema_version": SCHEMA_VERSION,
             "state": asdict(state),
@@ -111,12 +113,16 @@ def save_checkpoint(
     return final
 
 
-def keep_newest(folder: Path, *, keep_last: int, best_step: int | None) -> None:
-    """Delete checkpoints but the newest `keep_last` and the best."""
-    steps = _steps_in(folder)
-    for step in steps[:-keep_last]:
-        if step != best_step:
-            shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
+def keep_newest(folder: Path, *, step: int, keep_last: int, best_step: int | None) -> None:
+    """Delete checkpoints but the newest `keep_last` up to `step`, the one just saved, and the best.
+
+    Later ones are those that a resumed run passed over as damaged: they must not count, or good
+    ones would be deleted for them; the run replaces them when it gets there.
+    """
+    steps = [s for s in _steps_in(folder) if s <= step]
+    for old in steps[:-keep_last]:
+        if old != best_step:
+            shutil.rmtree(folder / f"step-{old}", ignore_errors=True)
 
 
 def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:

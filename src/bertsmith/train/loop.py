@@ -37,8 +37,13 @@ class Budget:
         return state.elapsed_seconds / self.seconds
 
     def schedule_progress(self, state: RunState) -> float:
-        """Progress as the learning rate sees it: a step that fp16 skipped does not move it."""
-        return self.progress(state) if self.steps is None else state.updates / self.steps
+        """Progress as the learning rate sees it: a step that fp16 skipped does not move it.
+
+        A budget of time moves on all the same: its schedule ends with the clock.
+        """
+        if self.seconds is not None or state.step == 0:
+            return self.progress(state)
+        return self.progress(state) * (state.updates / state.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +151,12 @@ def train(
             if interruption.is_requested:
                 status = "interrupted"
                 break
+            asked_at_seconds = time.perf_counter()
+            packs = next(stream)
+            waited_seconds = time.perf_counter() - asked_at_seconds
             report = train_step(
                 model,
-                next(stream),
+                packs,
                 optimizer,
                 compute=compute,
                 scaler=scaler,
@@ -159,6 +167,7 @@ def train(
                 ),
                 max_grad_norm=config.optim.max_grad_norm,
             )
+            report = replace(report, seconds=report.seconds + waited_seconds)
             state = _advance(state, report, scaler, elapsed=time.perf_counter() - clock)
             after = budget.progress(state)
             hooks.on_report(report, state, after)

@@ -51,15 +51,20 @@ def choose_compute(precision: Precision, device: DeviceName) -> Compute:
     chosen = torch.device(name)
     if precision == "auto":
         if chosen.type == "cuda":
-            precision = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+            precision = "bf16" if gpu_computes_bf16() else "fp16"
         else:
             precision = "bf16" if cpu_computes_bf16() else "fp32"
-    if precision == "bf16" and chosen.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if precision == "bf16" and chosen.type == "cuda" and not gpu_computes_bf16():
         raise UserError("--precision bf16: this GPU does not compute bf16; use fp16 or fp32")
     if chosen.type == "cpu":
         _use_onednn_for_fp32()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return Compute(device=chosen, dtype=dtype)
+
+
+def gpu_computes_bf16() -> bool:
+    """Whether the GPU has bf16 arithmetic; torch's own answer counts emulation, which is slow."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def cpu_computes_bf16() -> bool:

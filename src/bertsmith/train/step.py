@@ -72,7 +72,7 @@ class StepReport:
     """Real tokens."""
 
     seconds: float
-    """From the first pack's forward to the end of the update."""
+    """From asking for the step's packs to the end of the update."""
 
     is_applied: bool
     """False when there was nothing to learn, or fp16 overflowed and the step was skipped."""
@@ -130,7 +130,7 @@ def train_step(
     started_at_seconds = time.perf_counter()
     num_targets = sum(pack.num_targets for pack in packs)
     num_tokens = sum(pack.num_tokens for pack in packs)
-    losses: list[Tensor] = []
+    losses: dict[int, Tensor] = {}
     for number, pack in enumerate(packs):
         if pack.num_targets == 0:
             continue
@@ -140,15 +140,19 @@ def train_step(
                 dropout_seed=dropout_seed_of(seed, step=step, pack=number),
             )
         mean_share = loss.nats / num_targets
-        losses.append(mean_share.detach())
+        losses[number] = mean_share.detach()
         if scaler is not None:
             mean_share = scaler.scale(mean_share)
         mean_share.backward()  # type: ignore[no-untyped-call]
     report = _update(
-        optimizer, scaler, losses, learning_rate=learning_rate, max_grad_norm=max_grad_norm
+        optimizer,
+        scaler,
+        list(losses.values()),
+        learning_rate=learning_rate,
+        max_grad_norm=max_grad_norm,
     )
     if report is None:
-        bad = [i for i, value in enumerate(losses) if not bool(torch.isfinite(value))]
+        bad = [number for number, loss in losses.items() if not bool(torch.isfinite(loss))]
         optimizer.zero_grad(set_to_none=True)
         what = "loss" if bad else "gradient"
         raise NonFiniteLossError(step=step, pack=bad[0] if bad else None, what=what)
