@@ -213,6 +213,7 @@ def test_a_table_without_a_header_line_is_read_when_its_columns_are_named(write:
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', ":2", "the label is missing"),
         ("a.jsonl", '{"text": "a", "label": null}\n', ":1 (row 1)", "the label is missing"),
         ("a.jsonl", '{"text": "a\\ud83d", "label": 1}\n', ":1 (row 1)", "surrogate"),
+        ("a.jsonl", '{"text": "a", "label": "\\ud83d"}\n', ":1 (row 1)", "the label holds half"),
         ("a.jsonl", '{"text": 7, "label": 1}\n', ":1 (row 1)", "the text is a int"),
         ("a.jsonl", '{"text": "a", "label": ["p"]}\n', ":1 (row 1)", "the label is a list"),
         ("a.csv", "text,label\na,x\nb,x\n", "", "every row has the label 'x'"),
@@ -262,6 +263,25 @@ def test_other_columns_are_carried_where_asked(write: Write) -> None:
     with TableReader(path, TableConfig(), is_labelled=False, keeps_columns=True) as reader:
         assert reader.columns.names == ("id", "text", "more")
         assert [r.values for r in reader] == [(1, "a", None), (None, "b", [2])]
+
+
+@pytest.mark.parametrize("value", ['"\\udc00"', '["x", "\\ud83d"]', '{"\\ud83d": 1}'])
+def test_a_carried_value_that_utf8_cannot_write_is_refused_with_its_row(
+    write: Write, value: str
+) -> None:
+    path = write(
+        "a.jsonl", f'{{"text": "a", "more": "\\ud83d\\ude00"}}\n{{"text": "b", "more": {value}}}\n'
+    )
+    with TableReader(path, TableConfig(), is_labelled=False, keeps_columns=True) as reader:
+        rows = iter(reader)
+        assert next(rows).values == ("a", "\U0001f600")
+        with pytest.raises(UserError, match=r"a\.jsonl:2 \(row 2\): .*surrogate.*'more'"):
+            next(rows)
+    with TableReader(path, TableConfig(), is_labelled=False) as reader:
+        assert len(list(reader)) == 2  # nothing is written of it
+    named = write("b.jsonl", '{"text": "a", "\\ud83d": 1}\n')
+    with pytest.raises(UserError, match="the name of column"):
+        TableReader(named, TableConfig(), is_labelled=False, keeps_columns=True)
 
 
 def test_a_pair_model_needs_the_second_text(write: Write) -> None:

@@ -90,6 +90,10 @@ class TableReader:
                 is_pair=is_pair,
                 usual=usual,
             )
+            if keeps_columns and (broken := next(filter(_is_broken, self.columns.names), None)):
+                raise UserError(
+                    f"{path}: the name of column {broken!r} holds half a surrogate pair; rename it"
+                )
         except UserError:
             self._records.close()
             raise
@@ -126,6 +130,10 @@ class TableReader:
             raise _BadRowError(record.fault)
         if self._keeps_columns and record.late_key is not None:
             raise _BadRowError(f"the key {record.late_key!r} stands in none of the first rows")
+        if self._keeps_columns:
+            for name, value in zip(columns.names, record.values, strict=True):
+                if _is_broken(value):
+                    raise _BadRowError(f"the value holds half a surrogate pair (column {name!r})")
         pair = columns.pair
         return Row(
             row=record.row,
@@ -238,13 +246,7 @@ def label_name(value: object, column: str = "label") -> str:
         case None:
             raise _BadRowError(f"the label is missing (column {column!r})")
         case str():
-            name = value.strip()
-            if not name:
-                raise _BadRowError(f"the label is empty (column {column!r})")
-            whole, dot, zeros = name.partition(".")
-            if dot and zeros and not zeros.strip("0") and whole.removeprefix("-").isdecimal():
-                return whole
-            return name
+            return _label_word(value, column)
         case list():
             raise _BadRowError(
                 f"the label is a list (column {column!r}); only one label a text can be learned"
@@ -256,15 +258,40 @@ def label_name(value: object, column: str = "label") -> str:
             )
 
 
+def _label_word(value: str, column: str) -> str:
+    name = value.strip()
+    if not name:
+        raise _BadRowError(f"the label is empty (column {column!r})")
+    if _is_broken(name):
+        raise _BadRowError(f"the label holds half a surrogate pair (column {column!r})")
+    whole, dot, zeros = name.partition(".")
+    if dot and zeros and not zeros.strip("0") and whole.removeprefix("-").isdecimal():
+        return whole
+    return name
+
+
 class _BadRowError(Exception):
     """A row that cannot be used, and why."""
+
+
+def _is_broken(value: object) -> bool:
+    """Whether half a surrogate pair stands in a value, or somewhere inside it."""
+    match value:
+        case str():
+            return not value.isascii() and LONE_SURROGATE.search(value) is not None
+        case list():
+            return any(_is_broken(inner) for inner in value)
+        case dict():
+            return any(_is_broken(inner) for item in value.items() for inner in item)
+        case _:
+            return False
 
 
 def _text(value: object, column: str) -> str:
     if isinstance(value, str):
         if not value.strip():
             raise _BadRowError(f"the text is empty (column {column!r})")
-        if not value.isascii() and LONE_SURROGATE.search(value):
+        if _is_broken(value):
             raise _BadRowError(f"the text holds half a surrogate pair (column {column!r})")
         return value
     if value is None:
