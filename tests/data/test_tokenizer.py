@@ -118,6 +118,28 @@ def test_a_folder_with_only_a_vocabulary_file_is_read_as_bert(tmp_path: Path) ->
     assert loaded.tokenizer.encode("abc A").ids == [2, 5, 6, 7, 3]
 
 
+@pytest.mark.parametrize("strip_accents", [None, False, True])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_vocabulary_file_is_read_with_the_accents_and_chinese_of_its_config(
+    tmp_path: Path, strip_accents: bool | None, lowercase: bool, splits: bool
+) -> None:
+    words = [*SPECIAL_TOKENS, "\u00e9", "e", "\u4e2d\u6587", "\u4e2d", "\u6587"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    said = {
+        "do_lower_case": lowercase,
+        "strip_accents": strip_accents,
+        "tokenize_chinese_chars": splits,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    loaded = load_tokenizer(tmp_path)
+    strips = lowercase if strip_accents is None else strip_accents
+    wanted = ["e" if strips else "\u00e9", *(words[-2:] if splits else [words[-3]])]
+    text = "\u00e9 \u4e2d\u6587"
+    assert loaded.tokenizer.encode(text, add_special_tokens=False).tokens == wanted
+    assert said.items() <= loaded.config.items()
+
+
 def test_padding_and_cutting_stored_in_a_tokenizer_are_not_followed(tmp_path: Path) -> None:
     trained = train_wordpiece(TEXTS, vocab_size=150, lowercase=True, min_frequency=2)
     wanted = len(trained.tokenizer.encode(TEXTS[0]))

@@ -68,15 +68,25 @@ class TextTokenizer:
     """Token of each role, such as pad_token: [PAD]."""
 
 
-def bert_tokenizer(vocab: dict[str, int], *, lowercase: bool) -> TextTokenizer:
+def bert_tokenizer(
+    vocab: dict[str, int],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    splits_chinese: bool = True,
+) -> TextTokenizer:
     """A WordPiece tokenizer as BERT's, from its tokens and their ids.
 
     Args:
         vocab: Tokens to ids; holds `SPECIAL_TOKENS`.
         lowercase: Lower case and no accents (uncased), or the text as it is (cased).
+        strip_accents: Whether accents are taken off; None: as `lowercase` says.
+        splits_chinese: Whether each Chinese character is a word.
     """
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
-    tokenizer.normalizer = bert_normalizer(lowercase=lowercase)
+    tokenizer.normalizer = bert_normalizer(
+        lowercase=lowercase, strip_accents=strip_accents, splits_chinese=splits_chinese
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.post_processor = processors.BertProcessing(
@@ -88,8 +98,8 @@ def bert_tokenizer(vocab: dict[str, int], *, lowercase: bool) -> TextTokenizer:
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": lowercase,
         "do_basic_tokenize": True,
-        "tokenize_chinese_chars": True,
-        "strip_accents": None,
+        "tokenize_chinese_chars": splits_chinese,
+        "strip_accents": strip_accents,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
         **roles,
@@ -97,10 +107,15 @@ def bert_tokenizer(vocab: dict[str, int], *, lowercase: bool) -> TextTokenizer:
     return _described(tokenizer, config, roles)
 
 
-def bert_normalizer(*, lowercase: bool) -> normalizers.Normalizer:
+def bert_normalizer(
+    *, lowercase: bool, strip_accents: bool | None = None, splits_chinese: bool = True
+) -> normalizers.Normalizer:
     """BERT's: control characters out, white space to spaces, Chinese characters set apart."""
     return normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+        clean_text=True,
+        handle_chinese_chars=splits_chinese,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
     )
 
 
@@ -181,7 +196,13 @@ def _from_vocab_file(file: Path, config: dict[str, Any]) -> TextTokenizer:
     missing = [token for token in SPECIAL_TOKENS if token not in vocab]
     if missing:
         raise UserError(f"{file}: has no {', '.join(missing)}; a BERT vocabulary does")
-    return bert_tokenizer(vocab, lowercase=bool(config.get("do_lower_case", True)))
+    strip_accents = config.get("strip_accents")
+    return bert_tokenizer(
+        vocab,
+        lowercase=bool(config.get("do_lower_case", True)),
+        strip_accents=None if strip_accents is None else bool(strip_accents),
+        splits_chinese=bool(config.get("tokenize_chinese_chars", True)),
+    )
 
 
 def _described(
