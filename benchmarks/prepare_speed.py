@@ -10,13 +10,12 @@ turn, the best round of each counts. Bytes are those of the text.
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
 
 from bertsmith.data.corpus import ReadOptions, find_files, read_documents
-from bertsmith.data.part_workers import make_parts
+from bertsmith.data.part_workers import make_parts, usable_cpus
 from bertsmith.data.plan import TokenizerOptions, make_plan
 from bertsmith.data.tokenizer import write_tokenizer
 from bertsmith.data.wordpiece import train_wordpiece
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("text", nargs="+")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    cpus = len(os.sched_getaffinity(0))
+    cpus = usable_cpus()
     read = ReadOptions(documents="paragraph", text_field="text", bad_bytes="error")
     plan = make_plan(
         find_files(arguments.text),

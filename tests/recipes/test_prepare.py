@@ -176,6 +176,15 @@ def test_several_processes_give_the_same_files(
     assert multiprocessing.active_children() == []
 
 
+def test_a_system_that_does_not_say_which_cpus_are_ours_uses_all(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert part_workers.usable_cpus() == 3
+    assert prepare(config(text, tmp_path / "out", workers=None)).status == "completed"
+
+
 def test_shards_of_the_work_join_to_the_same_files(text: Path, tmp_path: Path) -> None:
     (text / "d.txt").write_text("\n\n".join(f"{t} {n % 2}" for n in range(3) for t in TEXTS))
     prepare(config(text, tmp_path / "whole"))

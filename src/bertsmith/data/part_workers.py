@@ -26,6 +26,13 @@ SMALL_BYTES = 1 << 20
 """Less text than this is done here, sooner than a process starts."""
 
 
+def usable_cpus() -> int:
+    """CPUs that this process may use; where the system does not say (macOS), all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class StoppedError(Exception):
     """The parent wants no more."""
 

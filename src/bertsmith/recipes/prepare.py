@@ -1,6 +1,5 @@
 """`bertsmith prepare`: text in, tokenizer and token shards out."""
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from bertsmith import __version__
 from bertsmith.data.assembly import CUT_AT_TOKENS, Assembled, assemble
 from bertsmith.data.corpus import ReadOptions, find_files
-from bertsmith.data.part_workers import make_parts
+from bertsmith.data.part_workers import make_parts, usable_cpus
 from bertsmith.data.parts import part_folder, token_dtype
 from bertsmith.data.plan import Plan, TokenizerOptions, Unit, make_plan
 from bertsmith.data.sample import sample_texts
@@ -116,7 +115,7 @@ def _prepare(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) ->
             work=folder.work,
             tokenizer_folder=folder.tokenizer_folder,
             read=plan.read,
-            workers=config.workers or len(os.sched_getaffinity(0)),
+            workers=config.workers or usable_cpus(),
             advance=BytesDisplay(speaker, "tokenizing").advance,
         )
         if config.shard is not None:
