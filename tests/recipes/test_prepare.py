@@ -17,10 +17,12 @@ import pytest
 
 from bertsmith.data import part_workers, parts, plan
 from bertsmith.data.shards import open_shards
-from bertsmith.data.tokenizer import load_tokenizer
+from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer, write_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.recipes import prepared_folder
 from bertsmith.recipes.config import PrepareConfig
 from bertsmith.recipes.prepare import main, prepare
+from bertsmith.recipes.prepared_folder import PreparedFolder
 
 TEXTS = [f"text {n} is about {'this and ' * (n % 5)}that, {n * n}" for n in range(200)]
 
@@ -297,6 +299,37 @@ def test_worker_processes_leave_when_the_parent_is_killed(text: Path, tmp_path: 
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_two_machines_whose_processes_have_one_id_may_keep_the_tokenizer_at_once(
+    tmp_path: Path, tiny_tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizer_folder)
+    here, there = (PreparedFolder(str(tmp_path)) for _ in range(2))
+    here.work.mkdir()
+
+    def write_while_the_other_does(folder: Path, tokenizer: TextTokenizer) -> None:
+        monkeypatch.setattr(prepared_folder, "write_tokenizer", write_tokenizer)
+        there.keep_tokenizer(tokenizer)
+        write_tokenizer(folder, tokenizer)
+
+    monkeypatch.setattr(prepared_folder, "write_tokenizer", write_while_the_other_does)
+    here.keep_tokenizer(tokenizer)
+    assert [path.name for path in here.work.iterdir()] == ["tokenizer"]
+    kept = here.tokenizer_there()
+    assert kept is not None
+    assert kept.vocab == tokenizer.vocab
+    assert here.tokenizer_folder.stat().st_mode == here.work.stat().st_mode
+
+
+def test_a_part_that_another_machine_has_just_finished_is_kept(tmp_path: Path) -> None:
+    for name in ("fresh", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokens.bin").write_text(name)
+    parts.put_in_place(tmp_path / "fresh", tmp_path / "there")
+    assert content(tmp_path) == {"there/tokens.bin": b"there"}
+    with pytest.raises(FileNotFoundError):
+        parts.put_in_place(tmp_path / "fresh", tmp_path / "nowhere")
 
 
 def test_another_preparation_in_the_same_folder_is_kept_out(text: Path, tmp_path: Path) -> None:

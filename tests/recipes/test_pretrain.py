@@ -274,6 +274,18 @@ def test_other_data_is_refused_on_resume(config: PretrainConfig, tmp_path: Path)
         pretrain(change(config, resume=True, data=str(other)))
 
 
+def test_a_run_is_not_replaced_while_it_holds_what_is_read(config: PretrainConfig) -> None:
+    pretrain(config)
+    before = tree(Path(config.output))
+    for changes in (
+        {"model": str(Path(config.output) / "model")},
+        {"output": str(Path(config.output) / "..")},
+    ):
+        with pytest.raises(UserError, match=r"holds --(model|data)|holds files that are no run"):
+            pretrain(change(config, overwrite=True, **changes))
+    assert tree(Path(config.output)) == before
+
+
 def test_files_that_are_no_run_are_never_touched(config: PretrainConfig) -> None:
     Path(config.output).mkdir()
     (Path(config.output) / "thesis.txt").write_text("years of work")
@@ -310,7 +322,13 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tokens_per_step", 0), ("log_every_steps", 0), ("seed", -1), ("hidden_dropout_prob", 1.0)],
+    [
+        ("tokens_per_step", 0),
+        ("tokens_per_step", 1),
+        ("log_every_steps", 0),
+        ("seed", -1),
+        ("hidden_dropout_prob", 1.0),
+    ],
 )
 def test_values_out_of_range_are_named(config: PretrainConfig, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):

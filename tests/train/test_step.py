@@ -99,11 +99,12 @@ def test_a_nan_stops_before_the_update_and_names_the_pack(
     model, optimizer = new_run(CONFIG)
     with torch.no_grad():
         model.encoder.embeddings.token.weight[7] = torch.nan
-    packs = [make_masked_pack(0, [6], 2), make_masked_pack(1, [6], 2)]
+    # A pack without targets comes first: it has no loss, and must not shift the blame.
+    packs = [make_masked_pack(2, [5], 0), make_masked_pack(0, [6], 2), make_masked_pack(1, [6], 2)]
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(NonFiniteLossError, match="loss of step 5 is not finite") as caught:
         step_of(model, optimizer, packs, step=4)
-    assert (caught.value.step, caught.value.pack) == (4, 0)
+    assert (caught.value.step, caught.value.pack) == (4, 1)
     after = list(model.parameters())
     assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before, after, strict=True))
     assert optimizer.updates == 0
