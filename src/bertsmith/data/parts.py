@@ -38,6 +38,20 @@ def part_folder(work: Path, unit: Unit, fingerprint: str) -> Path:
     return work / f"part-{unit.number:06}-{key[:16]}"
 
 
+def put_in_place(fresh: Path, folder: Path) -> None:
+    """Give a whole folder its name, unless another machine was faster: then it is deleted.
+
+    Raises:
+        OSError: It cannot be renamed, and no other is there.
+    """
+    try:
+        fresh.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The smallest type that holds every id, on disk."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
@@ -87,8 +101,7 @@ class PartMaker:
         fresh.mkdir(parents=True)
         try:
             self._write(fresh, unit, advance)
-            if not folder.is_dir():  # another machine may have been faster
-                fresh.rename(folder)
+            put_in_place(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 

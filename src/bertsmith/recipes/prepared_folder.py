@@ -8,11 +8,13 @@ import fcntl
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertsmith.data.parts import put_in_place
 from bertsmith.data.plan import Plan
 from bertsmith.data.shards import MANIFEST_FILE
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer, write_tokenizer
@@ -106,14 +108,12 @@ class PreparedFolder:
 
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer of the work going on."""
-        fresh = self.work / f"tokenizer.tmp-{os.getpid()}"
-        shutil.rmtree(fresh, ignore_errors=True)
+        # Not by process: machines that share a disk may give two the same id. Not by mkdtemp: its
+        # folder, which ends up in the output, could be read by its owner alone.
+        fresh = self.work / f"tokenizer.tmp-{uuid.uuid4().hex}"
         fresh.mkdir()
         write_tokenizer(fresh, tokenizer)
-        if self.tokenizer_folder.is_dir():  # another shard was faster
-            shutil.rmtree(fresh)
-        else:
-            fresh.rename(self.tokenizer_folder)
+        put_in_place(fresh, self.tokenizer_folder)
 
     @property
     def tokenizer_folder(self) -> Path:
