@@ -18,10 +18,10 @@ import jsonargparse
 import yaml
 
 from bertsmith import __version__
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.recipes import config as configs
 
-EXIT_OK, EXIT_FAULT, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAULT, EXIT_USER_ERROR = 0, 1, 2
 
 VERBS: dict[str, type] = {
     "prepare": configs.PrepareConfig,

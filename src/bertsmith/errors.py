@@ -1,4 +1,7 @@
-"""The one exception a user may see: a mistake of theirs, said in a line."""
+"""How a run may end short: a mistake of the user's, said in a line, or an interruption."""
+
+EXIT_INTERRUPTED = 130
+"""Exit code of a run that a signal stopped, its work saved: 128 + SIGINT, as shells have it."""
 
 
 class UserError(Exception):

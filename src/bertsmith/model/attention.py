@@ -104,13 +104,7 @@ def library_for(tensor: Tensor) -> ctypes.CDLL | None:
     """The C kernels for a tensor's type, if it is one they know and they could be compiled."""
     if tensor.device.type != "cpu":
         return None
-    match tensor.dtype:
-        case torch.float32:
-            return build.load("fp32")
-        case torch.bfloat16:
-            return build.load("bf16")
-        case _:
-            return None
+    return build.load_for(tensor.dtype)
 
 
 class _KernelAttention(torch.autograd.Function):

@@ -39,13 +39,7 @@ def fused_library(parameter: Tensor) -> ctypes.CDLL | None:
     """The kernels for a model with such parameters; None where the plain path has to do."""
     if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
         return None
-    match compute_dtype(parameter):
-        case torch.float32:
-            return build.load("fp32")
-        case torch.bfloat16:
-            return build.load("bf16")
-        case _:
-            return None
+    return build.load_for(compute_dtype(parameter))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from bertsmith.data.docstring_task import (
 )
 from bertsmith.data.docstrings import harvest
 from bertsmith.data.tokenizer import load_tokenizer
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.hf import load_masked_lm, read_config, save_model
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.recipes.config import (
@@ -59,7 +59,6 @@ PRETRAIN_SHARE = 0.6
 MAX_SEQUENCE_TOKENS = 128
 FINETUNE_EPOCHS = 15
 NUM_BLANKS = 5
-EXIT_INTERRUPTED = 130
 SIZES = (TaskSizes(), TaskSizes(num_labels=6, train=20, dev=15, test=40))
 """Of the task; the second is for an environment with few packages."""
 

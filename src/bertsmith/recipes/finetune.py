@@ -15,7 +15,7 @@ from pathlib import Path
 from bertsmith.batch import LabelledBatch
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import TextTokenizer
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.hf import load_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.config import EncoderConfig
@@ -47,8 +47,6 @@ from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
 from bertsmith.train.step import NonFiniteLossError
-
-EXIT_INTERRUPTED = 130
 
 
 def main(config: FinetuneConfig) -> int:

@@ -17,12 +17,11 @@ from bertsmith.data.sample import sample_texts
 from bertsmith.data.shards import SCHEMA, read_manifest
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.data.wordpiece import train_wordpiece
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.recipes.config import PrepareConfig
 from bertsmith.recipes.prepared_folder import PreparedFolder, cannot_write
 from bertsmith.report.progress import BytesDisplay, Speaker
 
-EXIT_INTERRUPTED = 130
 LONG_LOOK_BYTES = 1 << 29
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bertsmith.batch import MaskedBatch
 from bertsmith.data.shards import open_shards
 from bertsmith.data.stream import PretrainStream, prefetch, valid_batches
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.masked_lm import make_masked_lm
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
@@ -32,7 +32,6 @@ from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
 from bertsmith.train.step import NonFiniteLossError
 
-EXIT_INTERRUPTED = 130
 EVALUATIONS_A_RUN = 10
 
 

@@ -39,6 +39,17 @@ def load(storage: Storage) -> ctypes.CDLL | None:
         return None
 
 
+def load_for(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The kernels for tensors of a type; None for a type they do not know, too."""
+    match dtype:
+        case torch.float32:
+            return load("fp32")
+        case torch.bfloat16:
+            return load("bf16")
+        case _:
+            return None
+
+
 def status() -> str:
     """One line for logs: whether the compiled kernels are in use, or why not."""
     try:
