@@ -10,7 +10,7 @@ and S slots only in padded code.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class PackedBatch:
 
     longest: int
     """Tokens in the longest sequence."""
+
+    first_row: int = 0
+    """Number of the first token among all of its training step, by which dropout goes; rows of one
+    step never overlap. Cutting a step into other packs then changes no dropout."""
 
     @property
     def num_tokens(self) -> int:
@@ -120,9 +124,11 @@ class LabelledBatch:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossSum:
-    """A loss on its way to being divided: once, after the sum over micro-batches and ranks."""
+class LossSum(NamedTuple):
+    """A loss on its way to being divided: once, after the sum over micro-batches and ranks.
+
+    A tuple, because that is what DataParallel, DDP and FSDP look for tensors in.
+    """
 
     nats: Tensor
     """Sum of the loss over the targets, fp32, a scalar with a gradient."""

@@ -34,7 +34,7 @@ def equal(left: MaskedBatch, right: MaskedBatch) -> bool:
     return all(
         torch.equal(getattr(left.inputs, f.name), getattr(right.inputs, f.name))
         for f in fields(left.inputs)
-        if f.name != "longest"
+        if f.name not in ("longest", "first_row")
     ) and torch.equal(left.positions_M, right.positions_M)
 
 
@@ -97,6 +97,13 @@ def test_epochs_and_seeds_change_order_company_and_masks() -> None:
     one_pack = ListCorpus([60])  # nothing to reorder: only the masks can differ
     masks = [stream_of(one_pack).step(epoch)[0].positions_M for epoch in range(6)]
     assert len({tuple(m.tolist()) for m in masks}) == 6
+
+
+def test_no_two_tokens_of_a_step_have_the_same_row_of_dropout() -> None:
+    packs = stream_of(ListCorpus(skewed_lengths(400)), tokens_per_step=1024).step(1)
+    assert len(packs) > 2
+    for left, right in pairwise(packs):
+        assert left.inputs.first_row + left.num_tokens <= right.inputs.first_row
 
 
 def test_masks_do_not_depend_on_how_many_packs_a_step_has() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertsmith.batch import PackedBatch, pack
+from bertsmith.batch import PackedBatch, pack, unpack
 from bertsmith.model import encoder as module
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, with_ghosts
@@ -89,20 +89,45 @@ def test_ghosts_change_no_hidden_state_and_no_gradient(
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("seed", [None, 11])
 def test_rows_asked_for_are_those_of_the_whole_and_so_are_the_gradients(
+    seed: int | None, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(build, "load", lambda storage: None)
+    encoder, batch = new_encoder(), batch_of([16, 9, 9, 3, 1])
+    rows_M = torch.tensor([0, 16, 17, 30, 37])
+    weight_MD = torch.randn(len(rows_M), 24, generator=torch.Generator().manual_seed(5))
+    weight_TD = torch.zeros(batch.num_tokens, 24).index_copy(0, rows_M, weight_MD)
+    hidden, grads = outcome(encoder, batch, rows_M, weight_MD, seed)
+    whole, whole_grads = outcome(encoder, batch, None, weight_TD, seed)
+    torch.testing.assert_close(hidden, whole[rows_M], rtol=1e-5, atol=1e-6)
+    for name, expected in whole_grads.items():
+        torch.testing.assert_close(grads[name], expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+def test_a_step_loses_the_same_to_dropout_however_it_is_cut_into_packs(
     kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
         monkeypatch.setattr(build, "load", lambda storage: None)
-    encoder, batch = new_encoder(drop_prob=0.0), batch_of([16, 9, 9, 3, 1])
-    rows_M = torch.tensor([0, 16, 17, 30, 37])
-    weight_MD = torch.randn(len(rows_M), 24, generator=torch.Generator().manual_seed(5))
-    weight_TD = torch.zeros(batch.num_tokens, 24).index_copy(0, rows_M, weight_MD)
-    hidden, grads = outcome(encoder, batch, rows_M, weight_MD, None)
-    whole, whole_grads = outcome(encoder, batch, None, weight_TD, None)
-    torch.testing.assert_close(hidden, whole[rows_M], rtol=1e-5, atol=1e-6)
-    for name, expected in whole_grads.items():
-        torch.testing.assert_close(grads[name], expected, rtol=1e-4, atol=1e-5, msg=name)
+    encoder, batch = new_encoder(drop_prob=0.3), batch_of([16, 9, 9, 3, 1])
+    whole = encoder(batch, dropout_seed=4)
+    for cut in (1, 3):  # sequences in the first pack
+        bounds = (0, int(batch.starts_N1[cut]), batch.num_tokens)
+        for (start, stop), lengths in zip(
+            itertools.pairwise(bounds),
+            ([16, 9, 9, 3, 1][:cut], [16, 9, 9, 3, 1][cut:]),
+            strict=True,
+        ):
+            ids = torch.split(batch.input_ids_T[start:stop], lengths)
+            part = replace(pack(list(ids)), first_row=start)
+            hidden = encoder(part, dropout_seed=4)
+            torch.testing.assert_close(hidden, whole[start:stop], rtol=1e-5, atol=1e-6)
+            if start:
+                other = encoder(replace(part, first_row=0), dropout_seed=4)
+                assert not torch.allclose(other, whole[start:stop], atol=1e-2)
 
 
 def test_no_row_asked_for_gives_none() -> None:

@@ -52,8 +52,8 @@ def loss_and_gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     model = new_model(shape)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        loss = model.loss(batch(), dropout_seed=seed)
-    (loss.nats / loss.num_targets).backward()  # type: ignore[no-untyped-call]
+        loss = model(batch(), dropout_seed=seed)
+    (loss.nats / loss.num_targets).backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert len(gradients) == len(list(model.parameters()))
     return float(loss.nats.detach()), gradients
@@ -118,7 +118,7 @@ def test_frozen_parameters_get_no_gradient_and_change_no_other() -> None:
     for parameter in frozen:
         parameter.requires_grad_(False)
     for model in (whole, partly):
-        model.loss(labelled, dropout_seed=4).nats.backward()  # type: ignore[no-untyped-call]
+        model(labelled, dropout_seed=4).nats.backward()
     assert all(p.grad is None for p in frozen)
     for (name, a), b in zip(whole.named_parameters(), partly.parameters(), strict=True):
         if b.requires_grad:

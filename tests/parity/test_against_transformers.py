@@ -182,7 +182,7 @@ def test_masked_lm_loss_and_gradients_equal_their_mean_times_the_count(
     labels_T = torch.full_like(batch.input_ids_T, -100).index_copy(0, positions_M, targets_M)
     masked = MaskedBatch(inputs=batch, positions_M=positions_M, targets_M=targets_M)
 
-    loss = ours.loss(masked, dropout_seed=dropout_seed(shape))
+    loss = ours(masked, dropout_seed=dropout_seed(shape))
     grid = theirs(**padded(batch), labels=to_padded(labels_T, batch.starts_N1, fill=-100))
     count = len(positions_M)
     assert loss.num_targets == count
@@ -191,7 +191,7 @@ def test_masked_lm_loss_and_gradients_equal_their_mean_times_the_count(
     expected_TV = grid.logits[padded(batch)["attention_mask"].bool()]
     assert_near(logits_MV, expected_TV[positions_M])
 
-    loss.nats.backward()  # type: ignore[no-untyped-call]
+    loss.nats.backward()
     grid.loss.backward()
     assert_gradients_near(dict(ours.named_parameters()), theirs, factor=count)
 
@@ -207,12 +207,12 @@ def test_classifier_loss_logits_and_gradients_equal_theirs(shape: Shape, tmp_pat
     labelled = LabelledBatch(
         inputs=batch, labels_N=labels_N, rows_N=torch.arange(batch.num_sequences)
     )
-    loss = ours.loss(labelled, dropout_seed=dropout_seed(shape))
+    loss = ours(labelled, dropout_seed=dropout_seed(shape))
     grid = theirs(**padded(batch), labels=labels_N)
     assert_near(loss.nats, grid.loss * len(labels_N))
     assert_near(ours.logits_NC(batch, dropout_seed=None), grid.logits)
 
-    loss.nats.backward()  # type: ignore[no-untyped-call]
+    loss.nats.backward()
     grid.loss.backward()
     assert_gradients_near(dict(ours.named_parameters()), theirs, factor=len(labels_N))
 

@@ -4,7 +4,7 @@ Shape legend: T tokens of all examples end to end, N examples, N1 = N + 1.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -190,8 +190,13 @@ def evaluation_batches(
 def _labelled(
     examples: Examples, labels_N: Tensor, rows: Sequence[int], *, tokens_per_pack: int
 ) -> list[LabelledBatch]:
-    packs = packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack)
-    return [_batch(examples, labels_N, some) for some in packs]
+    packs: list[LabelledBatch] = []
+    first_row = 0
+    for some in packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack):
+        batch = _batch(examples, labels_N, some)
+        packs.append(replace(batch, inputs=replace(batch.inputs, first_row=first_row)))
+        first_row += batch.num_tokens
+    return packs
 
 
 def _batch(examples: Examples, labels_N: Tensor, rows: list[int]) -> LabelledBatch:

@@ -4,7 +4,7 @@ Shape legend: S pieces (sequences), P packs, T packed tokens.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -28,6 +28,9 @@ from bertsmith.errors import UserError
 __all__ = ["PretrainStream", "prefetch", "valid_batches"]  # what a recipe needs
 
 VALID_SEED = 20181011  # BERT's first day on arXiv; validation is the same whatever the run's seed
+
+ROWS_OF_A_PACK_BITS = 32
+"""Rows of dropout that each pack of a step has to itself, as a power of two."""
 
 
 class _Purpose(IntEnum):
@@ -113,12 +116,12 @@ class PretrainStream:
         epoch, _ = self.epoch_of(step)
         return [
             mask_pack(
-                _pack_of(self._pieces, pieces_S),
+                replace(_pack_of(self._pieces, pieces_S), first_row=number << ROWS_OF_A_PACK_BITS),
                 config=self._masking,
                 vocab=self._corpus.vocab,
                 rng=_rng(self._seed, epoch, pack, _Purpose.MASKS),
             )
-            for pack, pieces_S in self._packs_of(step)
+            for number, (pack, pieces_S) in enumerate(self._packs_of(step))
         ]
 
     def documents_of(self, step: int) -> list[list[int]]:

@@ -32,18 +32,23 @@ class Dropout:
 NO_DROPOUT = Dropout(key=0, threshold=0, scale=1.0)
 
 
-def dropout_at(*, drop_prob: float, seed: int | None, site: int) -> Dropout:
+def dropout_at(*, drop_prob: float, seed: int | None, site: int, first_row: int = 0) -> Dropout:
     """The dropout of a site: `NO_DROPOUT` for a None seed or chance 0.
+
+    Rows are numbered through a whole training step: a pack that begins at row 5,000 of its step
+    loses what rows 5,000 and up lose, however the step is cut into packs.
 
     Args:
         drop_prob: Chance that an element is dropped, in [0, 1).
         seed: The pack's dropout seed, any integer; None means inference.
         site: Which dropout of the model this is; sites draw independent bits.
+        first_row: Number in its step of the row that `keep_of` calls 0.
     """
     if seed is None or drop_prob == 0.0:
         return NO_DROPOUT
     return Dropout(
-        key=_split_mix(_split_mix(seed & _MASK64) ^ site),
+        # The hash of a row starts at key + (row + 1) * golden, so an offset of rows is one of keys.
+        key=(_split_mix(_split_mix(seed & _MASK64) ^ site) + first_row * _GOLDEN) & _MASK64,
         threshold=min(round(drop_prob * (1 << 32)), _MASK32),
         scale=1.0 / (1.0 - drop_prob),
     )
@@ -64,13 +69,20 @@ def keep_of(drop: Dropout, rows: Tensor, columns: Tensor) -> Tensor:
     return (bits ^ (bits >> 16)) >= drop.threshold
 
 
-def apply_dropout(hidden: Tensor, drop: Dropout) -> Tensor:
-    """Zero what (rows, columns) lose by `drop`, and scale the rest."""
+def apply_dropout(hidden: Tensor, drop: Dropout, rows_M: Tensor | None = None) -> Tensor:
+    """Zero what (rows, columns) lose by `drop`, and scale the rest.
+
+    Args:
+        hidden: Shape (M, D).
+        drop: What is lost.
+        rows_M: The number of each row, int64; None: from 0.
+    """
     if drop.threshold == 0:
         return hidden
-    rows = torch.arange(hidden.shape[0], device=hidden.device)[:, None]
+    if rows_M is None:
+        rows_M = torch.arange(hidden.shape[0], device=hidden.device)
     columns = torch.arange(hidden.shape[1], device=hidden.device)
-    return hidden * keep_of(drop, rows, columns) * drop.scale
+    return hidden * keep_of(drop, rows_M[:, None], columns) * drop.scale
 
 
 def _split_mix(value: int) -> int:

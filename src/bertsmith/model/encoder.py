@@ -7,6 +7,8 @@ Shape legend: T packed tokens, M of them whose hidden states are wanted, D width
 H heads, K head width.
 """
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -92,7 +94,8 @@ def with_ghosts(batch: PackedBatch) -> PackedBatch:
     num_ghosts = -batch.num_tokens % size
     if num_ghosts == 0:
         return batch
-    return PackedBatch(
+    return replace(
+        batch,
         input_ids_T=F.pad(batch.input_ids_T, (0, num_ghosts)),
         position_ids_T=F.pad(batch.position_ids_T, (0, num_ghosts)),
         segment_ids_T=F.pad(batch.segment_ids_T, (0, num_ghosts)),
@@ -116,7 +119,12 @@ class Embeddings(nn.Module):
     def forward(self, batch: PackedBatch, *, dropout_seed: int | None) -> tuple[Tensor, Tensor]:
         """Vectors for each token, shape (T, D); and the token table for a tied decoder."""
         config, table_VD = self.config, self.token.weight
-        drop = dropout_at(drop_prob=config.hidden_dropout_prob, seed=dropout_seed, site=0)
+        drop = dropout_at(
+            drop_prob=config.hidden_dropout_prob,
+            seed=dropout_seed,
+            site=0,
+            first_row=batch.first_row,
+        )
         lib = fused_library(table_VD)
         if lib is None:
             hidden_TD = (
@@ -169,10 +177,18 @@ class Block(nn.Module):
         """One block, shape (T, D) to (T, D), or to (M, D) of the rows wanted."""
         config, site = self.config, self.first_site
         drop_probs = dropout_at(
-            drop_prob=config.attention_probs_dropout_prob, seed=dropout_seed, site=site
+            drop_prob=config.attention_probs_dropout_prob,
+            seed=dropout_seed,
+            site=site,
+            first_row=batch.first_row * config.num_attention_heads,
         )
         drop_attended, drop_inner = (
-            dropout_at(drop_prob=config.hidden_dropout_prob, seed=dropout_seed, site=site + i)
+            dropout_at(
+                drop_prob=config.hidden_dropout_prob,
+                seed=dropout_seed,
+                site=site + i,
+                first_row=batch.first_row,
+            )
             for i in (1, 2)
         )
         lib = fused_library(self.qkv.weight)
@@ -197,10 +213,10 @@ class Block(nn.Module):
         )
         if rows_M is not None:  # from here on no token looks at another
             context_TD, hidden_TD = context_TD[rows_M], hidden_TD[rows_M]
-        added_TD = apply_dropout(self.attention_out(context_TD), drop_attended)
+        added_TD = apply_dropout(self.attention_out(context_TD), drop_attended, rows_M)
         hidden_TD = self.attention_norm(hidden_TD + added_TD)
         inner_TF = activate(self.inner(hidden_TD), config.hidden_act)
-        added_TD = apply_dropout(self.inner_out(inner_TF), drop_inner)
+        added_TD = apply_dropout(self.inner_out(inner_TF), drop_inner, rows_M)
         output_TD: Tensor = self.output_norm(hidden_TD + added_TD)
         return output_TD
 

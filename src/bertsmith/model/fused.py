@@ -219,6 +219,7 @@ def _block_forward(
         p.attention_shift,
         eps=plan.eps,
         drop=plan.drop_attended,
+        rows_M=plan.rows_M,
     )
     inner_MF = F.linear(middle_MD, inner_weight, p.inner_bias.to(dtype))
     active_MF = calls.activate_forward(lib, inner_MF, plan.activation)
@@ -230,6 +231,7 @@ def _block_forward(
         p.output_shift,
         eps=plan.eps,
         drop=plan.drop_inner,
+        rows_M=plan.rows_M,
     )
     saved = (
         *(hidden_TD, residual_MD, context_MD, log_sums_MH, *first_norm, middle_MD, inner_MF),
@@ -255,6 +257,7 @@ def _block_backward(
         (second_mean, second_inverse),
         output_gain,
         drop=plan.drop_inner,
+        rows_M=plan.rows_M,
     )
     active_MF, d_inner_MF, d_inner_bias = calls.activate_backward(
         lib, inner_MF, second.added_TD @ inner_out_weight, plan.activation
@@ -270,6 +273,7 @@ def _block_backward(
         (first_mean, first_inverse),
         attention_gain,
         drop=plan.drop_attended,
+        rows_M=plan.rows_M,
     )
     d_out_weight = _weight_grad(first.added_TD, context_MD, needed=needed[3])
     d_projected = [torch.empty_like(values) for values in projected]

@@ -52,7 +52,7 @@ class MaskedLM(nn.Module):
         hidden_MD = self.transform(hidden_MD)
         return self.norm(activate(hidden_MD, self.encoder.config.hidden_act)), table_VD
 
-    def loss(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
+    def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
         """Cross-entropy at the masked positions, summed; 0 and no gradient if there are none."""
         hidden_MD, table_VD = self._decoder_input(
             batch.inputs, batch.positions_M, dropout_seed=dropout_seed
@@ -76,17 +76,19 @@ class SequenceClassifier(nn.Module):
 
     def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Scores for each sequence and class."""
-        first_ND = self.encoder(
-            batch, dropout_seed=dropout_seed, rows_M=batch.starts_N1[:-1].long()
-        )
+        first_N = batch.starts_N1[:-1].long()
+        first_ND = self.encoder(batch, dropout_seed=dropout_seed, rows_M=first_N)
         pooled_ND = torch.tanh(self.pooler(first_ND))
         drop = dropout_at(
-            drop_prob=self.encoder.config.hidden_dropout_prob, seed=dropout_seed, site=HEAD_SITE
+            drop_prob=self.encoder.config.hidden_dropout_prob,
+            seed=dropout_seed,
+            site=HEAD_SITE,
+            first_row=batch.first_row,
         )
-        logits_NC: Tensor = self.classifier(apply_dropout(pooled_ND, drop))
+        logits_NC: Tensor = self.classifier(apply_dropout(pooled_ND, drop, first_N))
         return logits_NC
 
-    def loss(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
+    def forward(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
         """Cross-entropy over the sequences, summed."""
         logits_NC = self.logits_NC(batch.inputs, dropout_seed=dropout_seed)
         nats = F.cross_entropy(logits_NC.float(), batch.labels_N, reduction="sum")

@@ -48,7 +48,7 @@ BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
 class LossModel(Protocol[BatchT_contra]):
     """A model that owns its loss."""
 
-    def loss(self, batch: BatchT_contra, *, dropout_seed: int | None) -> LossSum:
+    def __call__(self, batch: BatchT_contra, *, dropout_seed: int | None) -> LossSum:
         """Summed loss of a pack."""
         ...
 
@@ -93,9 +93,12 @@ class NonFiniteLossError(Exception):
         self.step, self.pack, self.what = step, pack, what
 
 
-def dropout_seed_of(seed: int, *, step: int, pack: int) -> int:
-    """The dropout seed of a pack: a pure function, the same on any machine."""
-    digest = hashlib.blake2b(f"dropout/{seed}/{step}/{pack}".encode(), digest_size=8).digest()
+def dropout_seed_of(seed: int, *, step: int) -> int:
+    """The dropout seed of a step: a pure function, the same on any machine.
+
+    What tells its packs apart is `PackedBatch.first_row`.
+    """
+    digest = hashlib.blake2b(f"dropout/{seed}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
@@ -135,10 +138,7 @@ def train_step(
         if pack.num_targets == 0:
             continue
         with compute.autocast():
-            loss = model.loss(
-                pack.to(compute.device),
-                dropout_seed=dropout_seed_of(seed, step=step, pack=number),
-            )
+            loss = model(pack.to(compute.device), dropout_seed=dropout_seed_of(seed, step=step))
         mean_share = loss.nats / num_targets
         losses[number] = mean_share.detach()
         if scaler is not None:

@@ -37,6 +37,11 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
+def _maybe(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    """The address; NULL for None."""
+    return None if tensor is None else _at(tensor)
+
+
 def _size(number: int) -> ctypes.c_int64:
     return ctypes.c_int64(number)
 
@@ -116,17 +121,19 @@ def add_norm_forward(
     *,
     eps: float,
     drop: Dropout,
+    rows_M: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm(hidden + dropout(added)); then, for the gradient, the sum, means, 1/deviations.
 
-    The sum takes the place of `added`.
+    The sum takes the place of `added`. Rows are dropped by their number in `rows_M`, if given.
     """
     rows, width = hidden_TD.shape
     out_TD = torch.empty_like(hidden_TD)
     mean_T, inverse_T = torch.empty(rows), torch.empty(rows)
     lib.add_norm_forward(
         _size(rows), _size(width), _at(hidden_TD), _at(added_TD), _at(gain_D), _at(shift_D),
-        _float(eps), _drop(drop), _at(added_TD), _at(out_TD), _at(mean_T), _at(inverse_T),
+        _float(eps), _drop(drop), _maybe(rows_M),
+        _at(added_TD), _at(out_TD), _at(mean_T), _at(inverse_T),
     )  # fmt: skip
     return out_TD, added_TD, mean_T, inverse_T
 
@@ -152,6 +159,7 @@ def add_norm_backward(
     gain_D: Tensor,
     *,
     drop: Dropout,
+    rows_M: Tensor | None,
 ) -> NormGrads:
     """Gradients of `add_norm_forward` for `d_out` plus `also`."""
     rows, width = d_out_TD.shape
@@ -159,8 +167,9 @@ def add_norm_backward(
     d_added_TD = torch.empty_like(d_out_TD) if drop.threshold else d_hidden_TD
     gains_D, shifts_D, biases_D = torch.zeros(3, width).unbind(0)
     lib.add_norm_backward(
-        _size(rows), _size(width), _at(d_out_TD), None if also_TD is None else _at(also_TD),
-        _at(sum_TD), _at(moments[0]), _at(moments[1]), _at(gain_D), _drop(drop),
+        _size(rows), _size(width), _at(d_out_TD), _maybe(also_TD),
+        _at(sum_TD), _at(moments[0]), _at(moments[1]), _at(gain_D),
+        _drop(drop), _maybe(rows_M),
         _at(d_hidden_TD), _at(d_added_TD), _at(gains_D), _at(shifts_D), _at(biases_D),
     )  # fmt: skip
     return NormGrads(

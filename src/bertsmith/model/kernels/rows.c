@@ -118,10 +118,11 @@ EXPORT void embed_backward(i64 rows, i64 width, const i64 *ids, const i64 *posit
   free(partial);
 }
 
-/* z = x + dropout(added); y = LayerNorm(z). z, mean and inverse are kept for the gradient. */
+/* z = x + dropout(added); y = LayerNorm(z). z, mean and inverse are kept for the gradient.
+ * Row t is dropped as row numbers[t], or as row t where numbers is NULL. */
 EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *added,
                              const float *gain, const float *shift, float eps, const dropout *drop,
-                             real *z, real *y, float *mean, float *inverse) {
+                             const i64 *numbers, real *z, real *y, float *mean, float *inverse) {
 #pragma omp parallel
   {
     float *sum = malloc((size_t)width * sizeof *sum);
@@ -138,7 +139,7 @@ EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *add
           sum[d] = load(kept[d]);
         }
       } else {
-        const row_key k = key_of_row(drop->key, (uint64_t)t);
+        const row_key k = key_of_row(drop->key, (uint64_t)(numbers ? numbers[t] : t));
 #pragma omp simd
         for (i64 d = 0; d < width; d++) {
           const uint32_t bits = element_bits((uint32_t)d, k.first, k.second);
@@ -161,8 +162,9 @@ EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *add
  * Column sums are added to d_gain, d_shift and, of d_added, to d_bias. */
 EXPORT void add_norm_backward(i64 rows, i64 width, const real *d_y, const real *d_y2,
                               const real *z, const float *mean, const float *inverse,
-                              const float *gain, const dropout *drop, real *d_z, real *d_added,
-                              float *d_gain, float *d_shift, float *d_bias) {
+                              const float *gain, const dropout *drop, const i64 *numbers,
+                              real *d_z, real *d_added, float *d_gain, float *d_shift,
+                              float *d_bias) {
   const int most = omp_get_max_threads();
   float *partial = calloc((size_t)(3 * most * width), sizeof *partial);
 #pragma omp parallel
@@ -176,7 +178,7 @@ EXPORT void add_norm_backward(i64 rows, i64 width, const real *d_y, const real *
     for (i64 t = 0; t < rows; t++) {
       const i64 at = t * width;
       const float m = mean[t], r = inverse[t];
-      const row_key k = key_of_row(drop->key, (uint64_t)t);
+      const row_key k = key_of_row(drop->key, (uint64_t)(numbers ? numbers[t] : t));
       if (d_y2 == NULL) {
 #pragma omp simd
         for (i64 d = 0; d < width; d++) g[d] = load(d_y[at + d]);
