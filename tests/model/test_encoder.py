@@ -115,14 +115,10 @@ def test_a_step_loses_the_same_to_dropout_however_it_is_cut_into_packs(
     encoder, batch = new_encoder(drop_prob=0.3), batch_of([16, 9, 9, 3, 1])
     whole = encoder(batch, dropout_seed=4)
     for cut in (1, 3):  # sequences in the first pack
-        bounds = (0, int(batch.starts_N1[cut]), batch.num_tokens)
-        for (start, stop), lengths in zip(
-            itertools.pairwise(bounds),
-            ([16, 9, 9, 3, 1][:cut], [16, 9, 9, 3, 1][cut:]),
-            strict=True,
-        ):
-            ids = torch.split(batch.input_ids_T[start:stop], lengths)
-            part = replace(pack(list(ids)), first_row=start)
+        middle, sequences = int(batch.starts_N1[cut]), unpack(batch.input_ids_T, batch.starts_N1)
+        for start, some in ((0, sequences[:cut]), (middle, sequences[cut:])):
+            part = replace(pack(some), first_row=start)
+            stop = start + part.num_tokens
             hidden = encoder(part, dropout_seed=4)
             torch.testing.assert_close(hidden, whole[start:stop], rtol=1e-5, atol=1e-6)
             if start:
