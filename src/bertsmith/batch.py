@@ -10,10 +10,12 @@ and S slots only in padded code.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +124,20 @@ class LabelledBatch:
             labels_N=self.labels_N.to(device, non_blocking=True),
             rows_N=self.rows_N.to(device, non_blocking=True),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShare(Generic[BatchT]):
+    """One rank's part of a training step: packs rank, rank + ranks, rank + 2 ranks, ... of it."""
+
+    packs: Sequence[BatchT]
+    """As many on every rank: who has one pack less ends with a filler, which has no targets."""
+
+    numbers: Sequence[int]
+    """Each real pack's number in the step."""
+
+    num_packs: int
+    """Packs of the whole step, on all ranks."""
 
 
 class LossSum(NamedTuple):
