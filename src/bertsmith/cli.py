@@ -8,6 +8,7 @@ verb really runs, so that help and a mistyped key are answered at once.
 import dataclasses
 import difflib
 import itertools
+import os
 import sys
 import types
 import typing
@@ -18,10 +19,10 @@ import jsonargparse
 import yaml
 
 from bertsmith import __version__
-from bertsmith.errors import EXIT_INTERRUPTED, UserError
+from bertsmith.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertsmith.recipes import config as configs
 
-EXIT_OK, EXIT_FAULT, EXIT_USER_ERROR = 0, 1, 2
+EXIT_OK = 0
 
 VERBS: dict[str, type] = {
     "prepare": configs.PrepareConfig,
@@ -51,7 +52,7 @@ def run(argv: list[str]) -> int:
         if argv[0] not in VERBS:
             raise UserError(f"unknown verb {argv[0]!r}{_nearest(argv[0], VERBS)}; see bertsmith -h")
         config = _parse(argv[0], argv[1:])
-        return EXIT_OK if config is None else _run_verb(config)
+        return EXIT_OK if config is None else _run(config, argv)
     except UserError as error:
         if debug:
             raise
@@ -63,6 +64,18 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; there is nobody to tell
         return EXIT_FAULT
+
+
+def _run(config: object, argv: list[str]) -> int:
+    """Run a verb here, or start a process with the same command line for each of its devices."""
+    if isinstance(config, (configs.PretrainConfig, configs.FinetuneConfig)):
+        from bertsmith.parallel.choice import devices_here, processes_to_start  # noqa: PLC0415
+        from bertsmith.parallel.launch import launch  # noqa: PLC0415
+
+        here = devices_here(config.device)
+        if processes := processes_to_start(config.parallel, here, os.environ):
+            return launch(argv, processes=processes)
+    return _run_verb(config)
 
 
 def _run_verb(config: object) -> int:

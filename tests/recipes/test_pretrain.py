@@ -19,6 +19,7 @@ from bertsmith.errors import UserError
 from bertsmith.hf import load_masked_lm, save_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, initialize
+from bertsmith.parallel.config import ParallelConfig
 from bertsmith.recipes import pretrain as module
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.pretrain import main, pretrain
@@ -167,6 +168,7 @@ def test_run_yaml_repeats_the_run_to_the_bit(config: PretrainConfig, tmp_path: P
         ("optim", OptimConfig),
         ("save", SaveConfig),
         ("eval", EvalConfig),
+        ("parallel", ParallelConfig),
     ):
         values[key] = kind(**values[key])
     again = PretrainConfig(**values | {"output": str(tmp_path / "again")})
@@ -458,6 +460,7 @@ def test_validation_is_the_same_whatever_the_seed(
 @pytest.fixture
 def make_losses() -> Callable[[PretrainConfig], float]:
     """Scores one model on the held-out text of a config."""
+    from bertsmith.parallel.world import World
     from bertsmith.train.precision import choose_compute
     from bertsmith.train.validation import score_masked_lm
 
@@ -466,6 +469,6 @@ def make_losses() -> Callable[[PretrainConfig], float]:
         model = MaskedLM(shape)
         initialize(model, config=shape, seed=3)
         valid = module.open_data(config).valid
-        return score_masked_lm(model, valid, choose_compute("fp32", "cpu")).loss
+        return score_masked_lm(model, valid, choose_compute("fp32", "cpu"), World()).loss
 
     return score

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.batch import MaskedBatch, PackedBatch
+from bertsmith.batch import MaskedBatch, PackedBatch, StepShare, pack
 from bertsmith.data.config import MaskingConfig, PackingConfig
 from bertsmith.data.masking import (
     choose_positions,
@@ -123,6 +123,18 @@ class PretrainStream:
             )
             for number, (pack, pieces_S) in enumerate(self._packs_of(step))
         ]
+
+    def share(self, step: int, *, rank: int, num_ranks: int) -> StepShare[MaskedBatch]:
+        """A rank's packs of a step."""
+        packs = self.step(step)
+        numbers = range(rank, len(packs), num_ranks)
+        mine = [packs[n] for n in numbers]
+        if len(mine) < -(-len(packs) // num_ranks):
+            vocab = self._corpus.vocab
+            none = torch.zeros(0, dtype=torch.int64)
+            inputs = pack([torch.tensor([vocab.cls_id, vocab.sep_id])])
+            mine.append(MaskedBatch(inputs=inputs, positions_M=none, targets_M=none))
+        return StepShare(packs=mine, numbers=numbers, num_packs=len(packs))
 
     def documents_of(self, step: int) -> list[list[int]]:
         """Which documents the sequences of each pack of a step are from, in the pack's order."""

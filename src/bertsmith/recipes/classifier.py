@@ -115,7 +115,7 @@ class Classifier:
         return scores_NC
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits_NC(model: SequenceClassifier, batch: PackedBatch, compute: Compute) -> Tensor:
     """Scores of a pack's sequences without dropout, fp32, on the CPU."""
     with compute.autocast():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.parallel.config import ParallelConfig
 from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -54,6 +55,7 @@ class PretrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     precision: Precision = "auto"
     """auto: bf16 where the hardware computes it fast, else fp32."""
@@ -133,6 +135,7 @@ class FinetuneConfig:
         )
     )
     save: SaveConfig = field(default_factory=SaveConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     hidden_dropout_prob: float | None = None
     """Overrides the model's dropout on the residual stream."""
 

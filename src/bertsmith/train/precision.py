@@ -36,11 +36,16 @@ class Compute:
         )
 
 
-def choose_compute(precision: Precision, device: DeviceName) -> Compute:
+def choose_compute(precision: Precision, device: DeviceName, *, local_rank: int = 0) -> Compute:
     """Resolve `auto`, and speed up fp32 products where that costs no accuracy.
 
     auto is bf16 on a GPU that computes it (else fp16), and on a CPU with bf16 instructions; fp32
     on any other CPU, where bf16 is emulated and slow.
+
+    Args:
+        precision: Asked for.
+        device: Asked for.
+        local_rank: Which of several GPUs.
 
     Raises:
         UserError: A GPU is asked for and there is none, or it cannot compute bf16.
@@ -48,7 +53,7 @@ def choose_compute(precision: Precision, device: DeviceName) -> Compute:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU can be used here; use --device cpu")
     name = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(name)
+    chosen = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
     if precision == "auto":
         if chosen.type == "cuda":
             precision = "bf16" if gpu_computes_bf16() else "fp16"
