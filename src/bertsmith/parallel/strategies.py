@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -156,7 +157,7 @@ class Distributed(Strategy):
         return self._wrapped
 
 
-def _add_up(group: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def _add_up(group: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket of gradients over the ranks; DDP's own way divides by their number."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None

@@ -29,7 +29,7 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
-from bertsmith.recipes.ranks import world_of
+from bertsmith.recipes.ranks import is_main_process, world_of
 from bertsmith.recipes.resume import as_text, checkpoint_to_resume
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
 from bertsmith.report.metrics_log import open_metrics
@@ -58,7 +58,8 @@ def main(config: FinetuneConfig) -> int:
     summary = finetune(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print(Path(config.output) / "model")
+    if is_main_process():
+        print(Path(config.output) / "model")
     return 0
 
 

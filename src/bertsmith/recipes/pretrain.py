@@ -17,7 +17,7 @@ from bertsmith.parallel.world import World
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.masked_lm import make_masked_lm
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
-from bertsmith.recipes.ranks import world_of
+from bertsmith.recipes.ranks import is_main_process, world_of
 from bertsmith.recipes.resume import as_text, checkpoint_to_resume
 from bertsmith.report.metrics_log import open_metrics
 from bertsmith.report.progress import Speaker, TrainingDisplay
@@ -43,7 +43,8 @@ def main(config: PretrainConfig) -> int:
     summary = pretrain(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print(Path(config.output) / "model")
+    if is_main_process():
+        print(Path(config.output) / "model")
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import bertsmith
 from bertsmith.errors import UserError
 from bertsmith.parallel.choice import devices_here, processes_to_start
+from bertsmith.parallel.place import place_from
 from bertsmith.parallel.world import World, joined
 from bertsmith.recipes.config import FinetuneConfig, PretrainConfig
 from bertsmith.recipes.resume import flat
@@ -32,6 +33,12 @@ def world_of(config: PretrainConfig | FinetuneConfig) -> Iterator[World]:
     facts |= {key: str(value) for key, value in flat(dataclasses.asdict(config)).items()}
     with joined(config.parallel, facts=facts) as world:
         yield world
+
+
+def is_main_process() -> bool:
+    """Whether this process speaks for the run; asked before it has joined and after it has left."""
+    place = place_from(os.environ)
+    return place is None or place.rank == 0
 
 
 def code_fingerprint() -> str:
