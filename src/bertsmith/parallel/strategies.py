@@ -143,7 +143,6 @@ class Distributed(Strategy):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             init_sync=True,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
         self._wrapped.register_comm_hook(None, _add_up)

@@ -256,6 +256,26 @@ class PredictConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelftestConfig:
+    """Prove on this machine that several devices give one device's result."""
+
+    what: Literal["parallel"] = "parallel"
+    """What to prove."""
+
+    steps: int = 20
+    """Optimizer steps of each small training."""
+
+    parallel: ParallelConfig = field(default_factory=lambda: ParallelConfig(devices=2))
+
+    device: Device = "auto"
+    """auto: the GPUs if there are any."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        _check_at_least_one(self, "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoConfig:
     """Run the whole path on the docstrings of the installed Python packages; no download."""
 
