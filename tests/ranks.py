@@ -5,7 +5,10 @@ import os
 import pickle
 import queue
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertsmith.parallel.config import ParallelConfig
@@ -68,7 +71,7 @@ def run_ranks(work: Callable[..., Any], *args: Any, size: int = 2) -> list[Any]:
 def _rank(
     rank: int, size: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], answers: Any
 ) -> None:
-    import torch  # noqa: PLC0415 - the environment comes first
+    import torch
 
     os.environ |= environment_of(rank, size, port)
     torch.set_num_threads(1)
@@ -76,3 +79,55 @@ def _rank(
     with joined(config, facts={}) as world:
         assert isinstance(world, World)
         answers.put((rank, pickle.dumps(work(world, *args))))
+
+
+def start_ranks(
+    argv: Sequence[str], *, size: int = 2, port: int | None = None, before: str = "", **extra: str
+) -> list[subprocess.Popen[str]]:
+    """`bertsmith ARGV` as ranks that nobody supervises.
+
+    Args:
+        argv: The command line; `{rank}` in it is each rank's number.
+        size: World size that the ranks are told.
+        port: Where they meet; None: a free one.
+        before: Python that each runs first, to break something.
+        extra: More environment.
+    """
+    port = port or free_port()
+    started = []
+    for rank in range(size):
+        words = [word.replace("{rank}", str(rank)) for word in argv]
+        code = f"{before}\nimport sys\nfrom bertsmith import cli\nsys.exit(cli.run({words!r}))"
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=os.environ | environment_of(rank, size, port) | extra,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return started
+
+
+def ends_of(
+    ranks: Sequence[subprocess.Popen[str]], *, wait_for: int, seconds: float
+) -> list[tuple[int, str]]:
+    """Exit code and standard error of each; all but the first `wait_for` are killed in the end.
+
+    Args:
+        ranks: As `start_ranks` gave them.
+        wait_for: How many have to end by themselves.
+        seconds: They have altogether.
+    """
+    until = time.monotonic() + seconds
+    found = []
+    try:
+        for rank in ranks[:wait_for]:
+            _, errors = rank.communicate(timeout=max(until - time.monotonic(), 0.1))
+            found.append((rank.returncode, errors))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return found

@@ -102,9 +102,7 @@ def test_dp_replicas_are_one_device_with_any_number_of_packs(
     """Odd and tiny steps: fewer packs than devices, and rounds that are not full."""
     packs = (1, 2, 3, 5)
     wanted = train_small(head, "none", World(), FP32, steps=12, packs=packs)
-    found = train_small(
-        head, "dp", World(), FP32, steps=12, packs=packs, num_devices=num_devices
-    )
+    found = train_small(head, "dp", World(), FP32, steps=12, packs=packs, num_devices=num_devices)
     assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
     assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-6)
 

@@ -26,6 +26,7 @@ from bertsmith.parallel.heart import FAILURE, Heart, connection
 from bertsmith.parallel.place import Place, place_from
 
 POLL_SECONDS = 0.05
+LAST_WORD_SECONDS = 1.0
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -149,7 +150,7 @@ class World:
         """The text that another rank stores under a name, whenever it does."""
         assert self._store is not None
         while not self._store.check([name]):
-            self.beat(f"waiting for {name}")
+            self.beat("waiting for another rank")
             time.sleep(POLL_SECONDS)
             if self._store.check([FAILURE]):
                 raise OtherRankFailedError
@@ -258,6 +259,19 @@ def _meet(place: Place, config: ParallelConfig) -> Store:
             "GLOO_SOCKET_IFNAME"
         ) from error
     store = PrefixStore(place.generation, tcp)
+    try:
+        _wait_for_all(store, place, config)
+    except (dist.DistError, RuntimeError) as error:
+        raise UserError(
+            f"rank {place.rank} has lost rank 0, which held the meeting point at {where} "
+            f"({_first_line(error)})"
+        ) from error
+    return store
+
+
+def _wait_for_all(store: Store, place: Place, config: ParallelConfig) -> None:
+    """Return once every rank has come; one rank says which have not, the others just end."""
+    where = f"{place.host}:{place.port}"
     store.set(f"joined/{place.rank}", "")
     until = time.monotonic() + config.join_seconds
     come = store.add("joined", 1)
@@ -268,6 +282,7 @@ def _meet(place: Place, config: ParallelConfig) -> Store:
             claim = f"{place.rank} {EXIT_USER_ERROR}"
             if store.compare_set(FAILURE, "", claim).decode() != claim:
                 raise SystemExit(EXIT_USER_ERROR)
+            time.sleep(LAST_WORD_SECONDS)  # the store must live until all have seen the claim
             missing = [r for r in range(place.size) if not store.check([f"joined/{r}"])]
             shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
             raise UserError(
@@ -277,7 +292,6 @@ def _meet(place: Place, config: ParallelConfig) -> Store:
             )
         time.sleep(POLL_SECONDS)
         come = store.add("joined", 0)
-    return store
 
 
 def _end(error: BaseException, place: Place, heart: Heart, config: ParallelConfig) -> int:
