@@ -20,6 +20,7 @@ from bertsmith.hf import load_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.recipes.classifier import (
+    describe_head,
     fitting_tokenizer,
     longest_example,
     model_folder,
@@ -80,6 +81,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
     model, report = load_classifier(
         checkpoint or source,
         labels=data.tables.labels,
+        norm=config.head.norm,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
@@ -92,6 +94,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
         state = with_best_on_disk(read_state(checkpoint)[0], Path(config.output))
         load_moments(checkpoint, optimizer, updates=state.updates)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
+    lines += describe_head(config.head)
 
     folder = open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
     speaker = Speaker(folder)
