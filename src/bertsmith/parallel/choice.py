@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bertsmith.errors import UserError
+from bertsmith.model.head_norm import BatchNorm, synchronized
 from bertsmith.parallel.config import ParallelConfig, StrategyName
 from bertsmith.parallel.place import place_from
 from bertsmith.parallel.strategies import Distributed, FullySharded, Replicas, Strategy
@@ -160,6 +162,8 @@ def wrap(
 ) -> Strategy:
     """Put a model into a strategy; from here on its parameters are what an optimizer may hold.
 
+    A batch norm in its head takes the statistics of all ranks from here on.
+
     Args:
         name: Of the strategy.
         model: On its device, the same on every rank.
@@ -167,15 +171,19 @@ def wrap(
         num_devices: Devices of one dp process.
         dtype: Of matrix products.
     """
+    strategy: Strategy
     match name:
         case "dp":
-            return Replicas(model, world, num_devices=num_devices)
+            strategy = Replicas(model, world, num_devices=num_devices)
         case "ddp":
-            return Distributed(model, world)
+            strategy = Distributed(model, world)
         case "fsdp":
-            return FullySharded(model, world, dtype=dtype)
+            strategy = FullySharded(model, world, dtype=dtype)
         case _:
-            return Strategy(model, world)
+            strategy = Strategy(model, world)
+    if world.size > 1 and any(isinstance(part, BatchNorm) for part in model.modules()):
+        synchronized(model, dist.new_group())  # its own: gradients travel at the same time
+    return strategy
 
 
 def _idle(device: torch.device) -> str:

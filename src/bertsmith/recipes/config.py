@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.model.config import HeadConfig
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
 
@@ -129,6 +130,7 @@ class FinetuneConfig:
     six are three epochs: a small model may stand still for two before it learns."""
 
     table: TableConfig = field(default_factory=TableConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8

@@ -23,6 +23,7 @@ from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import keep_unused_rows
 from bertsmith.parallel.world import World
 from bertsmith.recipes.classifier import (
+    describe_head,
     fitting_tokenizer,
     longest_example,
     model_folder,
@@ -70,6 +71,11 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
         UserError: The model, a table, the output or a value cannot be used; or the loss is not
             finite, in which case the best model and the last checkpoint stand.
     """
+    if config.parallel.strategy == "dp" and config.head.norm == "batch":
+        raise UserError(
+            "--head.norm batch under --parallel.strategy dp: each GPU would take statistics of its "
+            "own; use ddp, where they are those of all"
+        )
     with world_of(config) as world:
         return _finetune(config, world)
 
@@ -94,6 +100,7 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
     model, report = load_classifier(
         checkpoint or source,
         labels=data.tables.labels,
+        norm=config.head.norm,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
@@ -113,6 +120,7 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
         state = with_best_on_disk(read_state(checkpoint)[0], Path(config.output))
         load_moments(checkpoint, optimizer, updates=state.updates)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
+    lines += describe_head(config.head)
 
     folder = Path(config.output)
     world.on_main(

@@ -408,6 +408,7 @@ def finetune_card(
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
         task="text-classification",
+        fits_transformers=config.head.norm != "layer",
         summary=f"A BERT classifier with {len(tables.labels)} labels, fine-tuned by bertsmith.",
         data={
             "training": f"{config.data}, {summary.train_examples:,} examples",
@@ -419,6 +420,7 @@ def finetune_card(
             "epochs": f"{summary.epochs:g}",
             "examples a step": f"{config.examples_per_step}",
             "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
+            "norm of the head": config.head.norm,
             "seed": f"{config.seed}",
         },
         results={name: f"{value:.4f}" for name, value in summary.metrics.items()},
