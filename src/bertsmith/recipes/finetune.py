@@ -33,6 +33,7 @@ from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskDat
 from bertsmith.recipes.ranks import is_main_process, world_of
 from bertsmith.recipes.resume import as_text, checkpoint_to_resume
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
+from bertsmith.report.devices import BusySampler, devices_of, uses_of
 from bertsmith.report.metrics_log import open_metrics
 from bertsmith.report.progress import Speaker, TrainingDisplay
 from bertsmith.report.run_folder import (
@@ -141,6 +142,7 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
         open_metrics(world, folder, steps_done=state.step) as metrics,
         TrainingDisplay(speaker) as display,
         catch_signals() as interruption,
+        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
     ):
         run.start_log(metrics, display)
         try:
@@ -160,7 +162,7 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data)) from error
             raise
-        return run.conclude(outcome)
+        return run.conclude(outcome, uses_of(sampler, compute.device, world))
 
 
 def check_output(config: FinetuneConfig) -> bool:

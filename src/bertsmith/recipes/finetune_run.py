@@ -27,6 +27,7 @@ from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.resume import fingerprints_of
 from bertsmith.recipes.task_data import Part, TaskTables
 from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
@@ -100,6 +101,9 @@ class FinetuneSummary:
     ranks: int
     """Processes that trained."""
 
+    devices: list[DeviceUse]
+    """What each device carried; empty before the end."""
+
     idle_share: float | None
     """Share of the work that devices with fewer tokens waited for."""
 
@@ -152,6 +156,7 @@ class FinetuneRun:
         """Nothing is written yet."""
         self._vocabulary = vocabulary
         self._strategy, self._world = strategy, strategy.world
+        self._uses: list[DeviceUse] = []
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
         self._data, self._steps = data, data.steps
@@ -275,8 +280,12 @@ class FinetuneRun:
 
             self._world.on_main(save)
 
-    def conclude(self, outcome: Outcome) -> FinetuneSummary:
+    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
+        self._uses = uses
+        if len(uses) > 1:
+            for number, use in enumerate(uses):
+                self._speaker.say(f"device {number}: {use}")
         status = "completed" if outcome.status == "stopped_early" else outcome.status
         summary = self.summarize(
             status, outcome.state, stopped_early=outcome.status == "stopped_early"
@@ -326,6 +335,7 @@ class FinetuneRun:
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             gemm_share=None if log is None else log.gemm_share,
             ranks=self._world.size,
+            devices=self._uses,
             idle_share=None if log is None else log.idle_share,
             parameters=self._num_parameters,
             seed=self._config.seed,

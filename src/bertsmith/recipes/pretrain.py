@@ -19,6 +19,7 @@ from bertsmith.recipes.masked_lm import make_masked_lm
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
 from bertsmith.recipes.ranks import is_main_process, world_of
 from bertsmith.recipes.resume import as_text, checkpoint_to_resume
+from bertsmith.report.devices import BusySampler, devices_of, uses_of
 from bertsmith.report.metrics_log import open_metrics
 from bertsmith.report.progress import Speaker, TrainingDisplay
 from bertsmith.report.run_folder import (
@@ -116,6 +117,7 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
         open_metrics(world, folder, steps_done=state.step) as metrics,
         TrainingDisplay(speaker) as display,
         catch_signals() as interruption,
+        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
     ):
         run.start_log(metrics, display)
         try:
@@ -138,7 +140,7 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data, folder)) from error
             raise
-        return run.conclude(outcome)
+        return run.conclude(outcome, uses_of(sampler, compute.device, world))
 
 
 def check_output(config: PretrainConfig) -> bool:

@@ -14,6 +14,7 @@ from bertsmith.parallel.strategies import Strategy
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.resume import fingerprints_of
 from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
@@ -63,6 +64,9 @@ class PretrainSummary:
     ranks: int
     """Processes that trained."""
 
+    devices: list[DeviceUse]
+    """What each device carried; empty before the end."""
+
     idle_share: float | None
     """Share of the work that devices with fewer tokens waited for."""
 
@@ -102,6 +106,7 @@ class PretrainRun:
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
         self._strategy, self._world = strategy, strategy.world
+        self._uses: list[DeviceUse] = []
         self._data = data
         self._scores: MaskedScores | None = None
         self._log: TrainingLog | None = None
@@ -198,8 +203,12 @@ class PretrainRun:
 
         self._speaker.log(f"saved {self._world.on_main(save)}")
 
-    def conclude(self, outcome: Outcome) -> PretrainSummary:
+    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> PretrainSummary:
         """Write the model, the summary and the card, or say how to go on."""
+        self._uses = uses
+        if len(uses) > 1:
+            for number, use in enumerate(uses):
+                self._speaker.say(f"device {number}: {use}")
         if outcome.status == "interrupted":
             summary = self.summarize("interrupted", outcome.state)
             self._speaker.say(
@@ -239,6 +248,7 @@ class PretrainRun:
             gemm_share=None if log is None else log.gemm_share,
             packing_efficiency=stream.efficiency,
             ranks=self._world.size,
+            devices=self._uses,
             idle_share=None if log is None else log.idle_share,
             parameters=sum(p.numel() for p in self._model.parameters()),
             seed=self._config.seed,
