@@ -177,6 +177,11 @@ def test_run_yaml_repeats_the_run_to_the_bit(config: PretrainConfig, tmp_path: P
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def compute_bf16_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without bf16 instructions too, where it is emulated: slow, and right."""
+    monkeypatch.setattr("bertsmith.train.precision.cpu_computes_bf16", lambda: True)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_interrupted_and_resumed_equals_never_stopped(
     config: PretrainConfig,
@@ -185,6 +190,7 @@ def test_interrupted_and_resumed_equals_never_stopped(
     precision: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    compute_bf16_anywhere(monkeypatch)
     config = change(config, precision=precision)
     straight = change(config, output=str(tmp_path / "straight"))
     whole = pretrain(straight)
@@ -197,6 +203,7 @@ def test_interrupted_and_resumed_equals_never_stopped(
     assert not (Path(config.output) / "model").exists()
 
     monkeypatch.undo()
+    compute_bf16_anywhere(monkeypatch)
     summary = pretrain(change(config, resume=True, device="auto", log_every_steps=4))
     assert (summary.status, summary.steps) == ("completed", 12)
     assert summary.real_tokens == whole.real_tokens
