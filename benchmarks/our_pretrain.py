@@ -43,8 +43,14 @@ class InMemoryCorpus:
     def __init__(self, documents: list[NDArray[np.int32]], vocab: Vocab) -> None:
         self.vocab = vocab
         self.num_documents = len(documents)
-        self.lengths_D = np.array([len(d) for d in documents], dtype=np.int64)
+        self.num_tokens = sum(len(d) for d in documents)
+        self.fingerprint = ""
+        self.folder: Path | None = None
         self._documents = documents
+
+    def lengths(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Tokens of some documents."""
+        return np.array([len(d) for d in self._documents[first:stop]], dtype=np.int64)
 
     def document(self, number: int) -> NDArray[np.int32]:
         """Token ids without special tokens."""

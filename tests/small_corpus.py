@@ -1,6 +1,7 @@
 """A corpus in memory, as small as a test wants it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +23,29 @@ VOCAB = Vocab(
 class ListCorpus:
     """Documents of given lengths; token k of document d is told by both."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths_D: NDArray[np.int64] = np.array(lengths, np.int64)
+    def __init__(
+        self, lengths: Sequence[int], *, folder: Path | None = None, fingerprint: str = ""
+    ) -> None:
+        self._lengths_D: NDArray[np.int64] = np.array(lengths, np.int64)
+        self.folder, self.fingerprint = folder, fingerprint
         self.vocab = VOCAB
+        self.asked: list[range] = []
+        """Which lengths were asked for."""
 
     @property
     def num_documents(self) -> int:
-        return len(self.lengths_D)
+        return len(self._lengths_D)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._lengths_D.sum())
+
+    def lengths(self, first: int, stop: int, /) -> NDArray[np.int64]:
+        self.asked.append(range(first, stop))
+        return self._lengths_D[first:stop]
 
     def document(self, index: int, /) -> NDArray[np.int64]:
-        return 5 + (index * 37 + np.arange(self.lengths_D[index])) % 995
+        return 5 + (index * 37 + np.arange(self._lengths_D[index])) % 995
 
 
 def skewed_lengths(count: int) -> list[int]:

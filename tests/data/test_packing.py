@@ -78,6 +78,27 @@ def test_the_plan_depends_on_the_lengths_and_not_on_their_order() -> None:
     assert np.array_equal(first.starts_P1, second.starts_P1)
 
 
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80), num_packs=st.integers(1, 30))
+def test_packs_are_dealt_longest_first_to_the_roomiest(lengths: list[int], num_packs: int) -> None:
+    """Against the rule in words: a length goes round, one a pack, most room first."""
+    rooms = [40] * num_packs
+    expected: list[int] | None = []
+    for length in sorted(set(lengths), reverse=True):
+        left = lengths.count(length)
+        while left and expected is not None:
+            order = sorted(range(num_packs), key=lambda pack: (-rooms[pack], pack))
+            chosen = [pack for pack in order[:left] if rooms[pack] >= length]
+            if not chosen:
+                expected = None
+                break
+            for pack in chosen:
+                rooms[pack] -= length
+            expected += chosen
+            left -= len(chosen)
+    dealt = packing._deal(np.bincount(lengths), num_packs, 40)
+    assert (None if dealt is None else dealt.tolist()) == expected
+
+
 def test_equals_change_places_and_others_do_not() -> None:
     lengths_S = np.array([3, 9, 3, 7, 3])
     orders = {

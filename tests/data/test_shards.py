@@ -1,12 +1,13 @@
 """Reading shards back: what was written, across shard borders, and what is wrong with a folder."""
 
 import json
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertsmith.data import assembly
+from bertsmith.data import assembly, shards
 from bertsmith.data.shards import TokenCorpus, open_shards
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
@@ -64,11 +65,40 @@ def test_documents_are_found_across_shard_borders(
     assert not (one / "train" / "tokens-00001.bin").exists()
     assert list(everything(many).values()) == list(everything(one).values())
     corpus = open_shards(many, "train")
-    assert corpus.lengths_D.dtype == np.int64
-    assert corpus.lengths_D.tolist() == [
-        len(corpus.document(i)) for i in range(corpus.num_documents)
-    ]
-    assert corpus.num_tokens == int(corpus.lengths_D.sum())
+    documents = range(corpus.num_documents)
+    lengths = [len(corpus.document(i)) for i in documents]
+    assert corpus.lengths(0, corpus.num_documents).dtype == np.int64
+    assert corpus.num_tokens == sum(lengths)
+    for first, stop in combinations_with_replacement([*documents, len(documents)], 2):
+        assert corpus.lengths(first, stop).tolist() == lengths[first:stop]
+    with pytest.raises(IndexError, match="of 9"):
+        corpus.lengths(0, len(documents) + 1)
+
+
+def test_shards_are_mapped_when_asked_for_and_few_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(assembly, "SLAB_TOKENS", 50)
+    monkeypatch.setattr(shards, "MAPPED_SHARDS", 2)
+    folder = prepared(tmp_path)
+    mapped: list[int] = []
+    really_map = shards.ShardFiles.map
+
+    def counted(files: shards.ShardFiles) -> shards.Shard:
+        mapped.append(files.number)
+        return really_map(files)
+
+    monkeypatch.setattr(shards.ShardFiles, "map", counted)
+    corpus = open_shards(folder, "train")
+    assert (corpus.num_documents, mapped) == (len(TEXTS) - 26, [])
+    last = corpus.num_documents - 1
+    first_document, last_document = corpus.document(0), corpus.document(last)
+    assert mapped == [0, (highest := max(mapped))]
+    corpus.lengths(0, corpus.num_documents)  # goes through all: the last is mapped anew
+    assert mapped[2:] == list(range(1, highest + 1))
+    assert np.array_equal(corpus.document(0), first_document)
+    assert np.array_equal(corpus.document(last), last_document)
 
 
 def test_a_document_is_a_view_that_cannot_be_written(tmp_path: Path) -> None:

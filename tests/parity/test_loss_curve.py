@@ -58,7 +58,9 @@ class Texts:
         self._documents: list[NDArray[np.int64]] = [
             5 + 11 * rng.integers(5) + rng.integers(11, size=n) for n in rng.integers(1, 61, 90)
         ]
-        self.lengths_D: NDArray[np.int64] = np.array([len(d) for d in self._documents])
+        self.num_tokens = sum(len(d) for d in self._documents)
+        self.fingerprint = ""
+        self.folder: Path | None = None
         self.vocab = Vocab(
             size=60,
             pad_id=0,
@@ -73,6 +75,9 @@ class Texts:
     @property
     def num_documents(self) -> int:
         return len(self._documents)
+
+    def lengths(self, first: int, stop: int, /) -> NDArray[np.int64]:
+        return np.array([len(d) for d in self._documents[first:stop]], np.int64)
 
     def document(self, index: int, /) -> NDArray[np.int64]:
         return self._documents[index]

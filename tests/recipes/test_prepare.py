@@ -77,7 +77,7 @@ def test_the_manifest_counts_what_was_made_and_hashes_every_file(
     assert counts["tokens"] == train.num_tokens + valid.num_tokens
     assert counts["valid_documents"] == valid.num_documents > 0
     assert counts["duplicates"] == counts["unknown_tokens"] == 0
-    lengths = sorted([*train.lengths_D.tolist(), *valid.lengths_D.tolist()])
+    lengths = sorted(n for s in (train, valid) for n in s.lengths(0, s.num_documents).tolist())
     assert counts["length_percentiles"]["0"] == lengths[0]
     assert counts["length_percentiles"]["50"] == lengths[99]
     assert counts["length_percentiles"]["100"] == lengths[-1]

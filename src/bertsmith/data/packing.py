@@ -69,7 +69,7 @@ def plan_packs(lengths_S: NDArray[np.signedinteger], *, capacity_tokens: int) ->
         )
     counts = np.bincount(lengths_S, minlength=longest + 1)
     num_packs, pack_of_place_S = _fewest_packs(counts, capacity_tokens)
-    places_S = np.argsort(pack_of_place_S, kind="stable")
+    places_S = _order(pack_of_place_S, most=num_packs)
     starts_P1 = np.zeros(num_packs + 1, np.int64)
     np.cumsum(np.bincount(pack_of_place_S, minlength=num_packs), out=starts_P1[1:])
     return PackShapes(places_S=places_S, starts_P1=starts_P1)
@@ -116,19 +116,21 @@ def _deal(
     counts: NDArray[np.signedinteger], num_packs: int, capacity_tokens: int
 ) -> NDArray[np.int64] | None:
     """The pack of each place, longest sequences first; None if they do not fit so few packs."""
-    rooms_P = np.full(num_packs, capacity_tokens, np.int64)
+    filled_P = np.arange(num_packs)  # tokens * num_packs + pack, ascending: roomiest first
     dealt: list[NDArray[np.int64]] = []
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
+        fullest = (capacity_tokens - length + 1) * num_packs
         while left:
-            num_now = min(left, num_packs)
-            roomiest = np.argsort(-rooms_P, kind="stable")[:num_now]
-            roomiest = roomiest[rooms_P[roomiest] >= length]
-            if len(roomiest) == 0:
+            num_now = int(np.searchsorted(filled_P[:left], fullest))
+            if num_now == 0:
                 return None
-            rooms_P[roomiest] -= length
-            dealt.append(roomiest)
-            left -= len(roomiest)
+            taken, others_P = filled_P[:num_now], filled_P[num_now:]
+            dealt.append(taken % num_packs)
+            filled_P = np.concatenate([others_P, taken + length * num_packs])
+            if len(others_P):
+                filled_P.sort(kind="stable")  # two runs in order, which it merges
+            left -= num_now
     return np.concatenate(dealt)
 
 
@@ -137,4 +139,14 @@ def longest_first(
 ) -> NDArray[np.int64]:
     """The sequence at each place: by length, longest first, equals in random order."""
     shuffled_S = rng.permutation(len(lengths_S))
-    return shuffled_S[np.argsort(-lengths_S[shuffled_S], kind="stable")]
+    longest = int(lengths_S.max(initial=0))
+    return shuffled_S[_order(longest - lengths_S[shuffled_S], most=longest)]
+
+
+def _order(values: NDArray[np.signedinteger], *, most: int) -> NDArray[np.int64]:
+    """Places of the values from 0 to `most`, smallest first, equals as they come.
+
+    numpy sorts two-byte numbers by radix, three to eight times as fast as longer ones.
+    """
+    narrow = values.astype(np.uint16) if most < 1 << 16 else values
+    return np.argsort(narrow, kind="stable")

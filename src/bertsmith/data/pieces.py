@@ -1,8 +1,11 @@
 """Documents cut to fit: which part of which document a piece is.
 
-Shape legend: D documents, D1 = D + 1; S pieces; T tokens of a sequence.
+Shape legend: D documents, D1 = D + 1; R runs of documents, R1 = R + 1; S pieces; T tokens of a
+sequence.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -33,19 +36,30 @@ class Corpus(Protocol):
         """Documents, numbered from 0."""
 
     @property
-    def lengths_D(self) -> NDArray[np.int64]:
-        """Tokens of each document, special ones not counted."""
+    def num_tokens(self) -> int:
+        """Tokens of all documents, special ones not counted; known without reading them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a token or the order of the documents changes."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where what has been found out about the corpus may be kept; None: nowhere."""
 
     @property
     def vocab(self) -> SequenceVocab:
         """The vocabulary of the ids."""
+
+    def lengths(self, first: int, stop: int, /) -> NDArray[np.signedinteger]:
+        """Tokens of the documents from `first` to before `stop`, special ones not counted."""
 
     def document(self, index: int, /) -> NDArray[np.integer]:
         """Ids of one document, without special tokens."""
 
 
 class Pieces:
-    """The documents of a corpus, long ones cut into pieces.
+    """The documents of a corpus, or of some runs of it, long ones cut into pieces.
 
     A document too long for one sequence is cut into the fewest pieces that fit, as equal as can
     be. Filling each piece to the brim would leave a rest of any size, down to a word with no
@@ -53,10 +67,24 @@ class Pieces:
     attention. An empty document gives no piece.
     """
 
-    def __init__(self, corpus: Corpus, *, max_sequence_tokens: int) -> None:
+    def __init__(
+        self, corpus: Corpus, *, max_sequence_tokens: int, runs: Sequence[range] | None = None
+    ) -> None:
+        """Read the lengths of the documents, and nothing else.
+
+        Args:
+            corpus: Where the documents are.
+            max_sequence_tokens: Longest piece, special tokens included.
+            runs: Which documents, as ascending ranges; None means all.
+        """
         self._corpus = corpus
         self._room = max_sequence_tokens - NUM_SPECIAL_TOKENS
-        lengths_D = np.asarray(corpus.lengths_D, dtype=np.int64)
+        runs = [range(corpus.num_documents)] if runs is None else runs
+        self._run_starts_R = np.array([run.start for run in runs], np.int64)
+        self._places_R1 = np.cumsum([0, *(len(run) for run in runs)], dtype=np.int64)
+        lengths_D = np.concatenate(
+            [np.zeros(0, np.int64), *(corpus.lengths(run.start, run.stop) for run in runs)]
+        )
         counts_D = -(-lengths_D // self._room)
         self._firsts_D1 = np.zeros(len(lengths_D) + 1, np.int64)
         np.cumsum(counts_D, out=self._firsts_D1[1:])
@@ -69,12 +97,14 @@ class Pieces:
         return len(self.lengths_S)
 
     def documents_of(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The document each piece is from."""
-        return np.searchsorted(self._firsts_D1, pieces_S, side="right") - 1
+        """The document each piece is from, by its number in the corpus."""
+        return self._documents_at(self._places_of(pieces_S))
 
     def pieces_of(self, document: int) -> range:
-        """The pieces of a document."""
-        return range(int(self._firsts_D1[document]), int(self._firsts_D1[document + 1]))
+        """The pieces of a document of these runs."""
+        run = int(np.searchsorted(self._run_starts_R, document, side="right")) - 1
+        place = int(self._places_R1[run]) + document - int(self._run_starts_R[run])
+        return range(int(self._firsts_D1[place]), int(self._firsts_D1[place + 1]))
 
     def lay(self, pieces_S: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Sequences of the pieces end to end, [CLS] ... [SEP] each.
@@ -88,11 +118,11 @@ class Pieces:
         ids_T = np.empty(int(starts[-1]), np.int64)
         ids_T[starts[:-1]] = vocab.cls_id
         ids_T[starts[1:] - 1] = vocab.sep_id
-        documents_S = self.documents_of(pieces_S)
-        rest_S = pieces_S - self._firsts_D1[documents_S]
-        counts_S = self._firsts_D1[documents_S + 1] - self._firsts_D1[documents_S]
+        places_S = self._places_of(pieces_S)
+        rest_S = pieces_S - self._firsts_D1[places_S]
+        counts_S = self._firsts_D1[places_S + 1] - self._firsts_D1[places_S]
         for document, start, stop, number, count in zip(
-            documents_S.tolist(),
+            self._documents_at(places_S).tolist(),
             (starts[:-1] + 1).tolist(),
             (starts[1:] - 1).tolist(),
             rest_S.tolist(),
@@ -104,6 +134,15 @@ class Pieces:
                 ids = ids[len(ids) * number // count : len(ids) * (number + 1) // count]
             ids_T[start:stop] = ids
         return ids_T, starts
+
+    def _places_of(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place of each piece's document among those of the runs."""
+        return np.searchsorted(self._firsts_D1, pieces_S, side="right") - 1
+
+    def _documents_at(self, places_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers, in the corpus, of the documents at some places."""
+        runs_S = np.searchsorted(self._places_R1, places_S, side="right") - 1
+        return places_S - self._places_R1[runs_S] + self._run_starts_R[runs_S]
 
     def _all_lengths(
         self, lengths_D: NDArray[np.int64], counts_D: NDArray[np.int64]

@@ -1,5 +1,8 @@
 """Token shards on disk: documents end to end as ids, mapped into memory and never scanned.
 
+How many documents and tokens a shard holds follows from the sizes of its files, so a folder is
+opened without reading any, and a shard is mapped when something of it is asked for.
+
 A prepared folder holds `manifest.json`, `tokenizer/` and for each split a folder with, for each
 shard: `tokens-NNNNN.bin` (uint16 or uint32 ids without special tokens), `offsets-NNNNN.bin` (int64,
 where each document starts, then the end), `words-NNNNN.bin` (a bit for each token, set where it
@@ -11,9 +14,11 @@ Shape legend: D documents of a split, D1 = D + 1; T tokens of a document.
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +33,8 @@ SCHEMA = 1
 Split = Literal["train", "valid"]
 KINDS = ("tokens", "offsets", "words", "places")
 HASH_CHUNK_BYTES = 1 << 20
+MAPPED_SHARDS = 2048
+"""Most shards of a split that stay mapped; Linux lets a process have 65,530 maps, four a shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,42 +47,92 @@ class Shard:
     places_D2: NDArray[np.uint32]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFiles:
+    """Where a shard is, and how much it holds."""
+
+    folder: Path
+    number: int
+    ids: np.dtype[Any]
+    """Type of the token ids."""
+
+    num_documents: int
+    num_tokens: int
+
+    def map(self) -> Shard:
+        """Map the files.
+
+        Raises:
+            UserError: They do not fit each other.
+            OSError: One cannot be mapped.
+        """
+        dtypes: tuple[np.dtype[Any], ...] = (
+            self.ids,
+            np.dtype("<i8"),
+            np.dtype("u1"),
+            np.dtype("<u4"),
+        )
+        tokens, offsets_D1, words, places = (
+            _mapped(self.folder / f"{kind}-{self.number:05}.bin", dtype)
+            for kind, dtype in zip(KINDS, dtypes, strict=True)
+        )
+        if int(offsets_D1[-1]) != len(tokens):
+            raise UserError(f"{self.folder}: shard {self.number} is inconsistent; prepare again")
+        return Shard(
+            tokens=tokens, offsets_D1=offsets_D1, word_bits=words, places_D2=places.reshape(-1, 2)
+        )
+
+
 class TokenCorpus:
     """The documents of one split, numbered from 0 across its shards."""
 
     def __init__(
-        self, shards: list[Shard], *, vocab: Vocab, inputs: list[str], fingerprint: str
+        self,
+        shards: list[ShardFiles],
+        *,
+        folder: Path,
+        vocab: Vocab,
+        inputs: list[str],
+        fingerprint: str,
     ) -> None:
-        """Join shards, whose files stay mapped.
+        """Join shards; none is mapped yet.
 
         Args:
             shards: In order.
+            folder: Of the split.
             vocab: Of the ids.
             inputs: Names of the files that the places count.
             fingerprint: Of the content.
         """
-        self._shards, self._inputs = shards, inputs
+        self._inputs = inputs
         self._firsts = [0]
         for shard in shards:
-            self._firsts.append(self._firsts[-1] + len(shard.offsets_D1) - 1)
+            self._firsts.append(self._firsts[-1] + shard.num_documents)
+        self._mapped = lru_cache(maxsize=MAPPED_SHARDS)(lambda number: shards[number].map())
+        self.num_tokens = sum(shard.num_tokens for shard in shards)
+        """Tokens, without special ones."""
+        self.folder: Path = folder
+        """Of the split; `prepare` replaces the whole of it when the text changes."""
         self.vocab = vocab
         self.fingerprint = fingerprint
         """Changes when a token, the order of documents or the tokenizer changes."""
-
-        self.lengths_D: NDArray[np.int64] = np.concatenate(
-            [np.zeros(0, np.int64), *(np.diff(s.offsets_D1) for s in shards)]
-        )
-        """Tokens of each document, without special ones."""
 
     @property
     def num_documents(self) -> int:
         """Documents."""
         return self._firsts[-1]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens, without special ones."""
-        return sum(len(shard.tokens) for shard in self._shards)
+    def lengths(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Tokens of the documents from `first` to before `stop`, without special ones."""
+        if not 0 <= first <= stop <= self.num_documents:
+            raise IndexError(f"documents {first} to {stop} of {self.num_documents}")
+        parts = [np.zeros(0, np.int64)]
+        while first < stop:
+            number = bisect_right(self._firsts, first) - 1
+            start, end = self._firsts[number], min(self._firsts[number + 1], stop)
+            parts.append(np.diff(self._mapped(number).offsets_D1[first - start : end - start + 1]))
+            first = end
+        return np.concatenate(parts)
 
     def document(self, index: int) -> NDArray[Any]:
         """Ids of a document without special tokens: a read-only view."""
@@ -100,7 +157,7 @@ class TokenCorpus:
         if not 0 <= index < self.num_documents:
             raise IndexError(f"document {index} of {self.num_documents}")
         number = bisect_right(self._firsts, index) - 1
-        return self._shards[number], index - self._firsts[number]
+        return self._mapped(number), index - self._firsts[number]
 
 
 def open_shards(folder: Path, split: Split, *, verify: bool = True) -> TokenCorpus:
@@ -109,7 +166,8 @@ def open_shards(folder: Path, split: Split, *, verify: bool = True) -> TokenCorp
     Args:
         folder: What `bertsmith prepare` wrote.
         split: Which documents.
-        verify: Whether to compare the files with their hashes, at about the disk's speed.
+        verify: Whether to compare the files with their hashes, at about the disk's speed. Of
+            several processes that open the same folder one is enough. Sizes are always compared.
 
     Raises:
         UserError: The folder was not prepared wholly, or a file is missing, changed or damaged.
@@ -124,12 +182,20 @@ def open_shards(folder: Path, split: Split, *, verify: bool = True) -> TokenCorp
     mine = {name: entry for name, entry in files.items() if name.startswith(f"{split}/")}
     _check_files(folder, mine, verify=verify)
     ids = np.dtype(manifest["token_dtype"]).newbyteorder("<")
-    shards = [_open_shard(folder / split, n, ids) for n in range(manifest["shards"][split])]
-    for number, shard in enumerate(shards):
-        if len(shard.offsets_D1) < 1 or int(shard.offsets_D1[-1]) != len(shard.tokens):
-            raise UserError(f"{folder / split}: shard {number} is inconsistent; prepare again")
+    split_folder = folder / split
+    shards = [
+        ShardFiles(
+            folder=split_folder,
+            number=number,
+            ids=ids,
+            num_documents=mine[f"{split}/offsets-{number:05}.bin"]["bytes"] // 8 - 1,
+            num_tokens=mine[f"{split}/tokens-{number:05}.bin"]["bytes"] // ids.itemsize,
+        )
+        for number in range(manifest["shards"][split])
+    ]
     return TokenCorpus(
         shards,
+        folder=split_folder,
         vocab=vocab,
         inputs=[entry["path"] for entry in manifest["inputs"]],
         fingerprint=_fingerprint(vocab, mine),
@@ -174,39 +240,38 @@ def sha256_of(file: Path) -> str:
 
 def _check_files(folder: Path, files: dict[str, dict[str, Any]], *, verify: bool) -> None:
     """Sizes always, hashes if asked; every split's files are named in the manifest."""
-
-    def check(name: str) -> None:
-        path, entry = folder / name, files[name]
+    names = sorted(files)
+    for name in names:  # no Path for each: a large corpus has a hundred thousand files
         try:
-            size = path.stat().st_size
-            found = sha256_of(path) if verify and size == entry["bytes"] else entry["sha256"]
+            size = os.stat(f"{folder}/{name}").st_size
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}; prepare again") from error
-        if size != entry["bytes"]:
+            raise _unreadable(folder / name, error) from error
+        if size != files[name]["bytes"]:
             raise UserError(
-                f"{path}: damaged shard: {size:,} bytes where the manifest says "
-                f"{entry['bytes']:,} (sha256 {entry['sha256']}); prepare again"
+                f"{folder / name}: damaged shard: {size:,} bytes where the manifest says "
+                f"{files[name]['bytes']:,} (sha256 {files[name]['sha256']}); prepare again"
             )
-        if found != entry["sha256"]:
+    if not verify:
+        return
+
+    def check_hash(name: str) -> None:
+        try:
+            found = sha256_of(folder / name)
+        except OSError as error:
+            raise _unreadable(folder / name, error) from error
+        if found != files[name]["sha256"]:
             raise UserError(
-                f"{path}: damaged shard: sha256 {found} where the manifest says "
-                f"{entry['sha256']}; prepare again"
+                f"{folder / name}: damaged shard: sha256 {found} where the manifest says "
+                f"{files[name]['sha256']}; prepare again"
             )
 
     with ThreadPoolExecutor(4) as pool:  # hashing leaves the interpreter's lock
-        for _ in pool.map(check, sorted(files)):
+        for _ in pool.map(check_hash, names):
             pass
 
 
-def _open_shard(folder: Path, number: int, ids: np.dtype[Any]) -> Shard:
-    dtypes: tuple[np.dtype[Any], ...] = (ids, np.dtype("<i8"), np.dtype("u1"), np.dtype("<u4"))
-    tokens, offsets, words, places = (
-        _mapped(folder / f"{kind}-{number:05}.bin", dtype)
-        for kind, dtype in zip(KINDS, dtypes, strict=True)
-    )
-    return Shard(
-        tokens=tokens, offsets_D1=offsets, word_bits=words, places_D2=places.reshape(-1, 2)
-    )
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read: {error.strerror}; prepare again")
 
 
 def _mapped(file: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,17 +1,21 @@
 """What pretraining sees at each step, as a pure function of the seed and the step.
 
-Shape legend: S pieces (sequences), P packs, T packed tokens.
+Shape legend: B blocks of documents, S pieces (sequences), P packs, T packed tokens.
 """
 
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.batch import MaskedBatch, PackedBatch, StepShare, pack
+from bertsmith.batch import MaskedBatch, PackedBatch, StepShare
+from bertsmith.data.block_counts import COUNTS_FILE, BlockCount, count_blocks
+from bertsmith.data.blocks import BLOCKS_ABREAST, BlockPlan, EpochLayout, cut_blocks, plan_block
 from bertsmith.data.config import MaskingConfig, PackingConfig
 from bertsmith.data.masking import (
     choose_positions,
@@ -21,7 +25,7 @@ from bertsmith.data.masking import (
     ordinary_positions,
 )
 from bertsmith.data.packing import longest_first, plan_packs
-from bertsmith.data.pieces import Corpus, Pieces
+from bertsmith.data.pieces import Corpus, Pieces, SequenceVocab
 from bertsmith.data.prefetch import prefetch
 from bertsmith.errors import UserError
 
@@ -40,13 +44,13 @@ class _Purpose(IntEnum):
     MASKS = 1
     VALID_SAMPLE = 2
     VALID_MASKS = 3
+    BLOCKS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _EpochPlan:
-    """How the pieces are dealt in one epoch."""
+class _Deal:
+    """How the pieces of a block are dealt in one epoch."""
 
-    epoch: int
     piece_at_S: NDArray[np.int64]
     """The piece at each place, longest first."""
 
@@ -54,15 +58,30 @@ class _EpochPlan:
     """The order of the packs."""
 
 
+class _Pack(NamedTuple):
+    """What a pack is made of."""
+
+    number_in_step: int
+    number_in_epoch: int
+    pieces: Pieces
+    """Those of its block."""
+
+    pieces_S: NDArray[np.int64]
+    """Its own, longest first."""
+
+
 class PretrainStream:
     """Every piece of every document once an epoch, packed and masked anew each time.
 
-    All packs of the corpus are planned together, by length (`plan_packs`), so every epoch has the
-    same number of steps, and any step can be built without the ones before it. A pack holds
-    its sequences longest first, and each pack is a likeness of the corpus. What an epoch
-    draws is which sequences of a length meet, in what order the packs come, and what is hidden.
+    The packs of a block of the corpus (`data.blocks`; a corpus of up to 2^27 tokens is one) are
+    planned together, by length (`plan_packs`), and each pack is a likeness of the corpus. A pack
+    holds its sequences longest first. What an epoch draws is the order of the blocks, which
+    sequences of a length meet, in what order the packs of a block come, and what is hidden. Every
+    epoch has the same number of steps, and any step, or any rank's share of it, is built from the
+    few blocks that it lies in.
 
-    Masks are keyed by seed, epoch and place in the epoch. Methods may be called from any thread.
+    Masks are keyed by seed, epoch and place in the epoch: a step's content knows nothing of ranks
+    or threads. Methods may be called from any thread.
     """
 
     def __init__(
@@ -73,8 +92,12 @@ class PretrainStream:
         masking: MaskingConfig,
         tokens_per_step: int,
         seed: int,
+        advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Plan the packs; nothing is read but the lengths.
+        """Count the packs; nothing is read but lengths, and those only if there is no note of it.
+
+        Of several processes on the same folder one should do this before the others, which then
+        find its note (`data.block_counts`).
 
         Args:
             corpus: Documents to learn from.
@@ -82,30 +105,41 @@ class PretrainStream:
             masking: What to hide.
             tokens_per_step: Most tokens in a step: as many whole packs as that allows, at least 1.
             seed: Of order and masks, at least 0.
+            advance: Told the blocks counted and in all, where there are several and no note.
 
         Raises:
             UserError: The corpus has no tokens.
         """
-        self._corpus, self._masking, self._seed = corpus, masking, seed
-        self._pieces = Pieces(corpus, max_sequence_tokens=packing.max_sequence_tokens)
-        if self._pieces.num_pieces == 0:
+        self._corpus, self._masking, self._seed, self._packing = corpus, masking, seed, packing
+        self._blocks = cut_blocks(corpus)
+        # Those abreast now, and those of the next group, which a step made ahead may reach.
+        num_kept = 2 * min(self._blocks.num_blocks, BLOCKS_ABREAST)
+        self._plan_of = lru_cache(maxsize=num_kept)(self._make_plan)
+        self._deal_of = lru_cache(maxsize=num_kept)(self._make_deal)
+        self._layout_of = lru_cache(maxsize=2)(self._make_layout)
+        self._counts: list[BlockCount] | None = None
+        if self._blocks.num_blocks > 1:
+            self._counts = count_blocks(corpus, self._blocks, packing, advance=advance)
+            self._num_packs_B = np.array([count.packs for count in self._counts], np.int64)
+            num_tokens = sum(count.tokens for count in self._counts)
+        else:
+            only = self._plan_of(0)
+            self._num_packs_B = np.array([only.shapes.num_packs], np.int64)
+            num_tokens = int(only.pieces.lengths_S.sum(dtype=np.int64))
+        self._num_packs = int(self._num_packs_B.sum())
+        if self._num_packs == 0:
             raise UserError("the data to train on holds no tokens; prepare it from other text")
-        self._shapes = plan_packs(self._pieces.lengths_S, capacity_tokens=packing.tokens_per_pack)
-        self.num_tokens_per_epoch = int(self._pieces.lengths_S.sum(dtype=np.int64))
+        self.num_tokens_per_epoch = num_tokens
         """Tokens of an epoch, special tokens included."""
         self.packs_per_step = max(tokens_per_step // packing.tokens_per_pack, 1)
         """Packs in a step; the last step of an epoch may have fewer."""
-        self.efficiency = self.num_tokens_per_epoch / (
-            self._shapes.num_packs * packing.tokens_per_pack
-        )
+        self.efficiency = num_tokens / (self._num_packs * packing.tokens_per_pack)
         """Real tokens over the packs' budget; the same in every epoch."""
-        self._plans: list[_EpochPlan] = []
-        self._plans_lock = threading.Lock()
 
     def steps_in_epoch(self, epoch: int) -> int:
         """Steps of an epoch, the same for all of them, at least 1."""
         assert epoch >= 0, epoch
-        return -(-self._shapes.num_packs // self.packs_per_step)
+        return -(-self._num_packs // self.packs_per_step)
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """The epoch a global step falls in, and its number there; both from 0."""
@@ -113,60 +147,96 @@ class PretrainStream:
 
     def step(self, step: int) -> list[MaskedBatch]:
         """The packs of a global step, counted from 0 over all epochs."""
-        epoch, _ = self.epoch_of(step)
-        return [
-            mask_pack(
-                replace(_pack_of(self._pieces, pieces_S), first_row=number << ROWS_OF_A_PACK_BITS),
-                config=self._masking,
-                vocab=self._corpus.vocab,
-                rng=_rng(self._seed, epoch, pack, _Purpose.MASKS),
-            )
-            for number, (pack, pieces_S) in enumerate(self._packs_of(step))
-        ]
+        return list(self.share(step, rank=0, num_ranks=1).packs)
 
     def share(self, step: int, *, rank: int, num_ranks: int) -> StepShare[MaskedBatch]:
-        """A rank's packs of a step."""
-        packs = self.step(step)
-        numbers = range(rank, len(packs), num_ranks)
-        mine = [packs[n] for n in numbers]
-        if len(mine) < -(-len(packs) // num_ranks):
-            vocab = self._corpus.vocab
-            none = torch.zeros(0, dtype=torch.int64)
-            inputs = pack([torch.tensor([vocab.cls_id, vocab.sep_id])])
-            mine.append(MaskedBatch(inputs=inputs, positions_M=none, targets_M=none))
-        return StepShare(packs=mine, numbers=numbers, num_packs=len(packs))
+        """One rank's part of a global step; no other pack is built.
+
+        Args:
+            step: Counted from 0 over all epochs.
+            rank: From 0.
+            num_ranks: Ranks that share the step, at least 1; may be more than it has packs.
+        """
+        assert 0 <= rank < num_ranks, (rank, num_ranks)
+        epoch, _ = self.epoch_of(step)
+        mine = self._packs_of(step, rank=rank, num_ranks=num_ranks)
+        packs = [
+            mask_pack(
+                replace(
+                    _pack_of(pack.pieces, pack.pieces_S),
+                    first_row=pack.number_in_step << ROWS_OF_A_PACK_BITS,
+                ),
+                config=self._masking,
+                vocab=self._corpus.vocab,
+                rng=_rng(self._seed, epoch, pack.number_in_epoch, _Purpose.MASKS),
+            )
+            for pack in mine
+        ]
+        num_packs = len(self._range_of(step))
+        if len(packs) < -(-num_packs // num_ranks):
+            packs.append(_filler(self._corpus.vocab, number=rank + len(packs) * num_ranks))
+        return StepShare(
+            packs=packs,
+            numbers=[pack.number_in_step for pack in mine],
+            num_packs=num_packs,
+        )
 
     def documents_of(self, step: int) -> list[list[int]]:
         """Which documents the sequences of each pack of a step are from, in the pack's order."""
         return [
-            self._pieces.documents_of(pieces_S).tolist() for _, pieces_S in self._packs_of(step)
+            pack.pieces.documents_of(pack.pieces_S).tolist()
+            for pack in self._packs_of(step, rank=0, num_ranks=1)
         ]
 
-    def _packs_of(self, step: int) -> list[tuple[int, NDArray[np.int64]]]:
-        """Each pack's number in the epoch, and its pieces."""
-        epoch, step_of_epoch = self.epoch_of(step)
-        plan = self._plan_of(epoch)
+    def some_lengths(self, *, at_most: int) -> NDArray[np.int32]:
+        """Tokens of some sequences of the largest block, special ones included; at least one."""
+        block = int(np.argmax(self._num_packs_B))
+        lengths_S = Pieces(
+            self._corpus,
+            max_sequence_tokens=self._packing.max_sequence_tokens,
+            runs=self._blocks.runs_of(block),
+        ).lengths_S
+        return lengths_S[:: -(-len(lengths_S) // at_most)]
+
+    def _range_of(self, step: int) -> range:
+        """The packs of a step by their numbers in the epoch."""
+        _, step_of_epoch = self.epoch_of(step)
         first = step_of_epoch * self.packs_per_step
-        last = min(first + self.packs_per_step, self._shapes.num_packs)
-        return [
-            (pack, plan.piece_at_S[self._shapes.places_of(int(plan.packs_P[pack]))])
-            for pack in range(first, last)
-        ]
+        return range(first, min(first + self.packs_per_step, self._num_packs))
 
-    def _plan_of(self, epoch: int) -> _EpochPlan:
-        """The plan of an epoch; the last two stay, for a step made ahead over the border."""
-        with self._plans_lock:
-            for plan in self._plans:
-                if plan.epoch == epoch:
-                    return plan
-            rng = _rng(self._seed, epoch, 0, _Purpose.ORDER)
-            plan = _EpochPlan(
-                epoch=epoch,
-                piece_at_S=longest_first(self._pieces.lengths_S, rng),
-                packs_P=rng.permutation(self._shapes.num_packs),
+    def _packs_of(self, step: int, *, rank: int, num_ranks: int) -> list[_Pack]:
+        """The packs of a rank."""
+        epoch, _ = self.epoch_of(step)
+        layout, packs = self._layout_of(epoch), []
+        for number, pack in list(enumerate(self._range_of(step)))[rank::num_ranks]:
+            block, number_in_block = layout.find(pack)
+            plan, deal = self._plan_of(block), self._deal_of(epoch, block)
+            places_S = plan.shapes.places_of(int(deal.packs_P[number_in_block]))
+            packs.append(_Pack(number, pack, plan.pieces, deal.piece_at_S[places_S]))
+        return packs
+
+    def _make_layout(self, epoch: int) -> EpochLayout:
+        rng = _rng(self._seed, epoch, 0, _Purpose.BLOCKS)
+        block_B = rng.permutation(self._blocks.num_blocks)
+        return EpochLayout(block_B, self._num_packs_B[block_B])
+
+    def _make_plan(self, block: int) -> BlockPlan:
+        plan = plan_block(self._corpus, self._blocks, block, self._packing)
+        if self._counts is not None and self._counts[block].packs != plan.shapes.num_packs:
+            raise UserError(
+                f"{self._corpus.folder}/{COUNTS_FILE}: block {block} has "
+                f"{plan.shapes.num_packs:,} packs, not {self._counts[block].packs:,}; delete the "
+                "file and start again"
             )
-            self._plans = [*self._plans[-1:], plan]
-            return plan
+        return plan
+
+    def _make_deal(self, epoch: int, block: int) -> _Deal:
+        plan = self._plan_of(block)
+        rng = _rng(self._seed, epoch, block, _Purpose.ORDER)
+        return _Deal(
+            piece_at_S=longest_first(plan.pieces.lengths_S, rng),
+            packs_P=rng.permutation(plan.shapes.num_packs),
+        )
 
 
 def valid_batches(
@@ -256,6 +326,20 @@ def _pack_of(pieces: Pieces, pieces_S: NDArray[np.int64]) -> PackedBatch:
         starts_N1=torch.from_numpy(starts.astype(np.int32)),
         longest=int(lengths.max()),
     )
+
+
+def _filler(vocab: SequenceVocab, *, number: int) -> MaskedBatch:
+    """A pack of no text, for a rank that has one pack less than others: nothing to predict."""
+    inputs = PackedBatch(
+        input_ids_T=torch.tensor([vocab.cls_id, vocab.sep_id]),
+        position_ids_T=torch.arange(2),
+        segment_ids_T=torch.zeros(2, dtype=torch.int64),
+        starts_N1=torch.tensor([0, 2], dtype=torch.int32),
+        longest=2,
+        first_row=number << ROWS_OF_A_PACK_BITS,
+    )
+    none_M = torch.zeros(0, dtype=torch.int64)
+    return MaskedBatch(inputs=inputs, positions_M=none_M, targets_M=none_M)
 
 
 def _rng(seed: int, first: int, second: int, purpose: _Purpose) -> np.random.Generator:

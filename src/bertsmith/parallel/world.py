@@ -117,6 +117,15 @@ class World:
         found: Answer = reply["answer"]
         return found
 
+    def main_first(self, do: Callable[[], Answer]) -> Answer:
+        """Everybody's own answer, once rank 0 has had its own: it checks or notes for the others."""
+        if self.is_main:
+            answer = do()
+            self.on_main(lambda: True)
+            return answer
+        self.on_main(lambda: True)
+        return do()
+
     def check_same(self, what: str, facts: Mapping[str, str]) -> None:
         """Refuse to go on if a rank has other facts than rank 0.
 

@@ -67,7 +67,7 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
     compute = choose_compute(config.precision, config.device, local_rank=world.local_rank)
     if compute.device.type == "cpu":
         reuse_freed_memory()
-    data = open_data(config, verify=world.is_main)
+    data = world.main_first(lambda: open_data(config, verify=world.is_main))
     world.check_same("data", {"fingerprint": data.corpus.fingerprint})
     at_once = devices_at_once(config.parallel, world, device=config.device)
     check_packs(config, data.stream, at_once)

@@ -137,8 +137,7 @@ class PretrainRun:
     def start_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> None:
         """Open the log; measures the machine's limit, which takes a moment."""
         shape, packing = self._model.encoder.config, self._config.packing
-        lengths_D = (self._data.corpus.lengths_D + 2).clip(max=packing.max_sequence_tokens)
-        sample = lengths_D[:: max(len(lengths_D) // 10_000, 1)]
+        sample = self._data.stream.some_lengths(at_most=10_000)
         predicted = round(self._config.masking.share * int((sample - 2).sum()))
         flop = training_flop(shape, sample.tolist(), num_read=predicted, scores_vocabulary=True)
         self._log = TrainingLog(
