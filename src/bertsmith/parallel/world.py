@@ -118,7 +118,7 @@ class World:
         return found
 
     def main_first(self, do: Callable[[], Answer]) -> Answer:
-        """Everybody's own answer, once rank 0 has had its own: it checks or notes for the others."""
+        """Every rank's own answer, rank 0's first: it checks or notes for the others."""
         if self.is_main:
             answer = do()
             self.on_main(lambda: True)
