@@ -95,6 +95,15 @@ def test_the_argument_decides_on_training_and_not_the_modules_mode() -> None:
         torch.testing.assert_close(norm.running_mean, 0.1 * rows(4).mean(0))
 
 
+def test_a_gradient_of_inference_outlives_a_training_pass() -> None:
+    norm = BatchNorm(WIDTH).double()
+    x = rows(3).double().requires_grad_()
+    output = norm(x, is_training=False)
+    norm(rows(4, seed=1).double(), is_training=True)
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, (1.0 + EPS) ** -0.5))
+
+
 def test_a_mean_far_above_the_spread_costs_no_digits() -> None:
     """fp32 sums of squares would lose all of a variance of 1e-4 beside a mean of 1e4."""
     x = (1e4 + rows(50).double() * 1e-2).float()
@@ -209,10 +218,17 @@ def test_the_norm_stands_between_the_pooled_vector_and_dropout(norm: HeadNorm) -
     first_N = torch.tensor([0, 4, 6])
     expected = model.classifier(apply_dropout(reference(expected), drop, first_N))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        model.logits_NC(batch.inputs, dropout_seed=None),
-        model.train().logits_NC(batch.inputs, dropout_seed=None),
-    )
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_dropout_seed_means_training_for_the_norm_too(mode: bool) -> None:
+    model, batch = classifier_with("batch").train(mode), labelled(4, 2, 7)
+    norm = model.head_norm
+    assert isinstance(norm, BatchNorm)
+    model.logits_NC(batch.inputs, dropout_seed=None)
+    assert norm.running_var.equal(torch.ones(12))
+    model(batch, dropout_seed=5)
+    assert not norm.running_var.equal(torch.ones(12))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "layer"])
