@@ -22,6 +22,10 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 """A rank whose heart has not beaten for so long is dead or stopped."""
 
+LAST_RESORT_SECONDS = 25.0
+"""After which a rank ends though the store does not answer: a network that has gone tells nobody
+so, and what is sent into it waits for ever."""
+
 GRACE_SECONDS = 5.0
 """Time that ranks have to leave by themselves once another has failed."""
 
@@ -47,10 +51,12 @@ class Heart:
         self._ticks = 0
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._live, name="heart", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """End the thread."""
@@ -141,6 +147,13 @@ class Heart:
             elif now - self._beaten_at_seconds > self._timeout_seconds + SILENCE_SECONDS:
                 self._end_a_stuck_run()
 
+    def _watch(self) -> None:
+        """End a rank whose main thread hangs and whose store, which could tell why, hangs too."""
+        patience = self._timeout_seconds + SILENCE_SECONDS + LAST_RESORT_SECONDS
+        while not self._is_leaving.wait(BEAT_SECONDS):
+            if time.monotonic() - self._beaten_at_seconds > patience:
+                end_for_lack_of_answer(self._rank, self._doing)
+
     def _end_a_stuck_run(self) -> None:
         """The main thread waits for a rank that does not come, where nothing else times out."""
         what = self.missing()
@@ -152,6 +165,17 @@ class Heart:
                 flush=True,
             )
         _leave(1, self.wait_for_the_others)
+
+
+def end_for_lack_of_answer(rank: int, doing: str) -> None:
+    """End the process where nobody can be asked any more."""
+    print(
+        f"bertsmith: error: rank {rank} is cut off at {doing}: neither the other ranks nor the "
+        "meeting point answer; is the network down?",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def _leave(code: int, last: Callable[[], None]) -> None:

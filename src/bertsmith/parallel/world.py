@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from bertsmith.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.parallel.heart import FAILURE, Heart, connection
+from bertsmith.parallel.heart import (
+    FAILURE,
+    LAST_RESORT_SECONDS,
+    Heart,
+    connection,
+    end_for_lack_of_answer,
+)
 from bertsmith.parallel.place import Place, place_from
 
 POLL_SECONDS = 0.05
@@ -305,6 +312,11 @@ def _wait_for_all(store: Store, place: Place, config: ParallelConfig) -> None:
 
 def _end(error: BaseException, place: Place, heart: Heart, config: ParallelConfig) -> int:
     """Say once what ended the run; the exit code."""
+    last_resort = threading.Timer(
+        LAST_RESORT_SECONDS, end_for_lack_of_answer, (place.rank, "its end")
+    )
+    last_resort.daemon = True
+    last_resort.start()
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends ranks that are left
     try:
