@@ -13,12 +13,15 @@ from pathlib import Path
 
 import torch
 
+from bertsmith.batch import StepShare
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.hf import load_classifier
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.kernels import build
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
@@ -61,13 +64,15 @@ def main() -> None:
     optim = OptimConfig(learning_rate=5e-5, warmup_share=0.0, beta2=0.999, eps=1e-8)
     optimizer = AdamW(group_parameters(model, optim), optim)
 
+    strategy = Strategy(model, World())
+
     def steps() -> Iterator[Step]:
         for step in itertools.count():
             started = time.perf_counter()
             packs = [vocabulary.narrowed(pack) for pack in data.batches(step)]
             report = train_step(
-                model,
-                packs,
+                strategy,
+                StepShare.of_all(packs),
                 optimizer,
                 compute=compute,
                 scaler=None,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertsmith.batch import StepShare
 from bertsmith.data.config import MaskingConfig, PackingConfig
 from bertsmith.data.stream import PretrainStream, prefetch
 from bertsmith.data.tokenizer import Vocab, load_tokenizer
@@ -21,6 +22,8 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.model.kernels import build
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
@@ -100,6 +103,8 @@ def main() -> None:
     optim = OptimConfig(learning_rate=5e-4, warmup_share=0.0)
     optimizer = AdamW(group_parameters(model, optim), optim)
 
+    strategy = Strategy(model, World())
+
     def steps() -> Iterator[Step]:
         packs_ahead = prefetch(stream.step, 0)
         for step in itertools.count():
@@ -107,8 +112,8 @@ def main() -> None:
             packs = next(packs_ahead)
             rate = learning_rate(optim, progress=step / TOTAL_STEPS, step=step)
             report = train_step(
-                model,
-                packs,
+                strategy,
+                StepShare.of_all(packs),
                 optimizer,
                 compute=compute,
                 scaler=None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith import cli
-from bertsmith.errors import UserError
+from bertsmith.errors import EXIT_USER_ERROR, UserError
 from bertsmith.recipes.config import FinetuneConfig, PrepareConfig, PretrainConfig
 
 NEEDED = ["--data", "d", "--model", "bert-tiny", "--output", "o"]
@@ -20,7 +20,7 @@ def parsed(verb: str, *argv: str) -> object:
 
 def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What a refused command line prints, after checking that it is one line and code 2."""
-    assert cli.run(list(argv)) == cli.EXIT_USER_ERROR
+    assert cli.run(list(argv)) == EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1

@@ -104,7 +104,8 @@ class LabelledBatch:
     """Class ids, int64, in the order of the pack's sequences."""
 
     rows_N: Tensor
-    """Which row of the table each sequence came from, int64: predictions go back by it."""
+    """Which row of the table each sequence came from, int64: predictions go back by it. A filler,
+    whose sequence is computed and not counted, has none."""
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +115,7 @@ class LabelledBatch:
     @property
     def num_targets(self) -> int:
         """Terms of the loss."""
-        return len(self.labels_N)
+        return len(self.rows_N)
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -138,6 +139,11 @@ class StepShare(Generic[BatchT]):
 
     num_packs: int
     """Packs of the whole step, on all ranks."""
+
+    @classmethod
+    def of_all(cls, packs: Sequence[BatchT]) -> Self:
+        """The step of a run with one rank."""
+        return cls(packs=packs, numbers=range(len(packs)), num_packs=len(packs))
 
 
 class LossSum(NamedTuple):

@@ -7,7 +7,9 @@ verb really runs, so that help and a mistyped key are answered at once.
 
 import dataclasses
 import difflib
+import importlib
 import itertools
+import os
 import sys
 import types
 import typing
@@ -18,10 +20,10 @@ import jsonargparse
 import yaml
 
 from bertsmith import __version__
-from bertsmith.errors import EXIT_INTERRUPTED, UserError
+from bertsmith.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from bertsmith.recipes import config as configs
 
-EXIT_OK, EXIT_FAULT, EXIT_USER_ERROR = 0, 1, 2
+EXIT_OK = 0
 
 VERBS: dict[str, type] = {
     "prepare": configs.PrepareConfig,
@@ -30,7 +32,11 @@ VERBS: dict[str, type] = {
     "evaluate": configs.EvaluateConfig,
     "predict": configs.PredictConfig,
     "demo": configs.DemoConfig,
+    "selftest": configs.SelftestConfig,
 }
+
+SUBJECTS = {"selftest": "what"}
+"""Verbs whose first word names their subject, and the key it stands for."""
 
 
 def run(argv: list[str]) -> int:
@@ -51,7 +57,7 @@ def run(argv: list[str]) -> int:
         if argv[0] not in VERBS:
             raise UserError(f"unknown verb {argv[0]!r}{_nearest(argv[0], VERBS)}; see bertsmith -h")
         config = _parse(argv[0], argv[1:])
-        return EXIT_OK if config is None else _run_verb(config)
+        return EXIT_OK if config is None else _run(config, argv)
     except UserError as error:
         if debug:
             raise
@@ -65,35 +71,24 @@ def run(argv: list[str]) -> int:
         return EXIT_FAULT
 
 
+def _run(config: object, argv: list[str]) -> int:
+    """Run a verb here, or start a process with the same command line for each of its devices."""
+    if isinstance(config, (configs.PretrainConfig, configs.FinetuneConfig, configs.SelftestConfig)):
+        from bertsmith.parallel.choice import devices_here, processes_to_start  # noqa: PLC0415
+        from bertsmith.parallel.launch import launch  # noqa: PLC0415
+
+        here = devices_here(config.device)
+        if processes := processes_to_start(config.parallel, here, os.environ):
+            return launch(argv, processes=processes)
+    return _run_verb(config)
+
+
 def _run_verb(config: object) -> int:
     """Run the recipe that belongs to a config; recipes are imported here, with torch."""
-    match config:
-        case configs.PrepareConfig():
-            from bertsmith.recipes import prepare  # noqa: PLC0415
-
-            return prepare.main(config)
-        case configs.PretrainConfig():
-            from bertsmith.recipes import pretrain  # noqa: PLC0415
-
-            return pretrain.main(config)
-        case configs.FinetuneConfig():
-            from bertsmith.recipes import finetune  # noqa: PLC0415
-
-            return finetune.main(config)
-        case configs.EvaluateConfig():
-            from bertsmith.recipes import evaluate  # noqa: PLC0415
-
-            return evaluate.main(config)
-        case configs.PredictConfig():
-            from bertsmith.recipes import predict  # noqa: PLC0415
-
-            return predict.main(config)
-        case configs.DemoConfig():
-            from bertsmith.recipes import demo  # noqa: PLC0415
-
-            return demo.main(config)
-        case _:
-            raise AssertionError(f"no recipe for {type(config).__name__}")
+    verb = next(verb for verb, kind in VERBS.items() if type(config) is kind)
+    recipe = importlib.import_module(f"bertsmith.recipes.{verb}")
+    code: int = recipe.main(config)
+    return code
 
 
 def _overview() -> str:
@@ -117,6 +112,8 @@ def _overview() -> str:
 def _parse(verb: str, argv: list[str]) -> object | None:
     """The verb's config, or None when help or the config was printed instead."""
     config_class = VERBS[verb]
+    if verb in SUBJECTS and argv and not argv[0].startswith("-"):
+        argv = [f"--{SUBJECTS[verb]}", *argv]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
         prog=f"bertsmith {verb}", description=config_class.__doc__, exit_on_error=False

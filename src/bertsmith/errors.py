@@ -1,5 +1,8 @@
 """How a run may end short: a mistake of the user's, said in a line, or an interruption."""
 
+EXIT_FAULT, EXIT_USER_ERROR = 1, 2
+"""Exit codes: a fault of ours, with a traceback; a mistake of the user's, in a line."""
+
 EXIT_INTERRUPTED = 130
 """Exit code of a run that a signal stopped, its work saved: 128 + SIGINT, as shells have it."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith import cli
+from bertsmith.errors import EXIT_USER_ERROR
 
 Complaint = Callable[..., str]
 
@@ -27,7 +28,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Complaint:
             for line in capsys.readouterr().err.splitlines()
             if line.startswith("bertsmith: error: ")
         ]
-        assert code == cli.EXIT_USER_ERROR
+        assert code == EXIT_USER_ERROR
         assert len(lines) == 1
         return lines[0]
 

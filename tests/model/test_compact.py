@@ -3,10 +3,12 @@
 import numpy as np
 import torch
 
-from bertsmith.batch import LabelledBatch, pack
+from bertsmith.batch import LabelledBatch, StepShare, pack
 from bertsmith.model.compact import CompactVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import SequenceClassifier, initialize
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import Compute
@@ -48,8 +50,8 @@ def train_both() -> tuple[SequenceClassifier, SequenceClassifier, CompactVocabul
         batches = [batch_of(ids), batch_of([compact.compact_ids(i) for i in ids])]
         for model, optimizer, batch in zip((whole, narrow), optimizers, batches, strict=True):
             train_step(
-                model,
-                [batch],
+                Strategy(model, World()),
+                StepShare.of_all([batch]),
                 optimizer,
                 compute=FP32,
                 scaler=None,

@@ -25,6 +25,8 @@ from bertsmith.hf import save_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.model.kernels import build
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.checkpoint import RunState
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.interruption import Interruption
@@ -159,9 +161,9 @@ def test_a_hundred_steps_have_the_losses_of_transformers(
     )
     ours = Curve([], [])
     train(
-        model,
+        Strategy(model, World()),
         AdamW(group_parameters(model, config), config),
-        steps=lambda start: prefetch(stream.step, start),
+        steps=lambda start: prefetch(lambda step: stream.share(step, rank=0, num_ranks=1), start),
         config=LoopConfig(
             budget=Budget(steps=STEPS),
             optim=config,

@@ -19,6 +19,7 @@ from bertsmith.errors import UserError
 from bertsmith.hf import load_masked_lm, save_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, initialize
+from bertsmith.parallel.config import ParallelConfig
 from bertsmith.recipes import pretrain as module
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.pretrain import main, pretrain
@@ -167,12 +168,18 @@ def test_run_yaml_repeats_the_run_to_the_bit(config: PretrainConfig, tmp_path: P
         ("optim", OptimConfig),
         ("save", SaveConfig),
         ("eval", EvalConfig),
+        ("parallel", ParallelConfig),
     ):
         values[key] = kind(**values[key])
     again = PretrainConfig(**values | {"output": str(tmp_path / "again")})
     pretrain(again)
     files = [Path(c.output) / "model" / "model.safetensors" for c in (config, again)]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def compute_bf16_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without bf16 instructions too, where it is emulated: slow, and right."""
+    monkeypatch.setattr("bertsmith.train.precision.cpu_computes_bf16", lambda: True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -183,6 +190,7 @@ def test_interrupted_and_resumed_equals_never_stopped(
     precision: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    compute_bf16_anywhere(monkeypatch)
     config = change(config, precision=precision)
     straight = change(config, output=str(tmp_path / "straight"))
     whole = pretrain(straight)
@@ -195,6 +203,7 @@ def test_interrupted_and_resumed_equals_never_stopped(
     assert not (Path(config.output) / "model").exists()
 
     monkeypatch.undo()
+    compute_bf16_anywhere(monkeypatch)
     summary = pretrain(change(config, resume=True, device="auto", log_every_steps=4))
     assert (summary.status, summary.steps) == ("completed", 12)
     assert summary.real_tokens == whole.real_tokens
@@ -458,6 +467,7 @@ def test_validation_is_the_same_whatever_the_seed(
 @pytest.fixture
 def make_losses() -> Callable[[PretrainConfig], float]:
     """Scores one model on the held-out text of a config."""
+    from bertsmith.parallel.world import World
     from bertsmith.train.precision import choose_compute
     from bertsmith.train.validation import score_masked_lm
 
@@ -466,6 +476,6 @@ def make_losses() -> Callable[[PretrainConfig], float]:
         model = MaskedLM(shape)
         initialize(model, config=shape, seed=3)
         valid = module.open_data(config).valid
-        return score_masked_lm(model, valid, choose_compute("fp32", "cpu")).loss
+        return score_masked_lm(model, valid, choose_compute("fp32", "cpu"), World()).loss
 
     return score

@@ -20,6 +20,7 @@ def report(step: int, *, loss: float = 2.0, seconds: float = 0.5) -> StepReport:
         grad_norm=1.0,
         learning_rate=1e-3,
         num_targets=10,
+        idle_share=0.0,
         num_tokens=100,
         seconds=seconds,
         is_applied=True,

@@ -38,7 +38,7 @@ def save(folder: Path, optimizer: AdamW, step: int) -> Path:
     return save_checkpoint(
         folder,
         state=RunState(step=step, updates=step, tokens=step * 10),
-        optimizer=optimizer,
+        moments=list(optimizer.named_moments()),
         write_model=write_model,
         fingerprints={"data": "d", "config": "c"},
     )

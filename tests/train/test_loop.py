@@ -1,16 +1,18 @@
 """The loop: budgets, cadences, stops; and a resumed run is the run that never stopped."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bertsmith.batch import MaskedBatch
+from bertsmith.batch import MaskedBatch, StepShare
 from bertsmith.hf import load_masked_lm, write_model_files
 from bertsmith.model.heads import MaskedLM
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.checkpoint import RunState, load_moments, read_state, save_checkpoint
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.interruption import Interruption, catch_signals
@@ -60,7 +62,7 @@ class Recorder:
             save_checkpoint(
                 self.folder,
                 state=state,
-                optimizer=self.optimizer,
+                moments=list(self.optimizer.named_moments()),
                 write_model=lambda folder: write_model_files(folder, model),
                 fingerprints={},
             )
@@ -79,9 +81,10 @@ def run(
 ) -> Outcome:
     """Train on packs that follow from the step."""
 
-    def steps(start: int) -> Iterator[Sequence[MaskedBatch]]:
+    def steps(start: int) -> Iterator[StepShare[MaskedBatch]]:
         while True:
-            yield [make_masked_pack(2 * start + i, [5, 9, 3 + i], 4 + i) for i in range(2)]
+            packs = [make_masked_pack(2 * start + i, [5, 9, 3 + i], 4 + i) for i in range(2)]
+            yield StepShare.of_all(packs)
             start += 1
 
     settings: dict[str, object] = {
@@ -93,7 +96,7 @@ def run(
     }
     hooks.model, hooks.optimizer = model, optimizer
     return train(
-        model,
+        Strategy(model, World()),
         optimizer,
         steps=steps,
         config=LoopConfig(**(settings | changes)),  # type: ignore[arg-type]

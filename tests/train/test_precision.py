@@ -48,7 +48,16 @@ def test_fp32_products_keep_fp32_accuracy() -> None:
     ("precision", "dtype"),
     [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_products_are_computed_in_the_chosen_format(precision: str, dtype: torch.dtype) -> None:
+def test_products_are_computed_in_the_chosen_format(
+    precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cpu_computes_bf16", lambda: True)
     compute = choose_compute(precision, "cpu")  # type: ignore[arg-type]
     with compute.autocast():
         assert (torch.ones(2, 3) @ torch.ones(3, 2)).dtype == dtype
+
+
+def test_bf16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_computes_bf16", lambda: False)
+    with pytest.raises(UserError, match="this CPU has no bf16 instructions"):
+        choose_compute("bf16", "cpu")

@@ -1,12 +1,15 @@
 """One step: the same however it is cut, safe with no target, and untouched by a bad gradient."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
-from bertsmith.batch import MaskedBatch, pack, unpack
+from bertsmith.batch import MaskedBatch, StepShare, pack, unpack
 from bertsmith.model.heads import MaskedLM
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
@@ -23,18 +26,8 @@ FP32 = Compute(device=torch.device("cpu"), dtype=torch.float32)
 CONFIG = OptimConfig(learning_rate=1e-3)
 
 
-class NoDropout:
-    """The model with dropout switched off, so that packs may be cut anyhow."""
-
-    def __init__(self, model: MaskedLM) -> None:
-        self.model = model
-
-    def __call__(self, batch: MaskedBatch, *, dropout_seed: int | None) -> object:
-        return self.model(batch, dropout_seed=None)
-
-
 def step_of(
-    model: object, optimizer: AdamW, packs: Sequence[MaskedBatch], **changes: object
+    model: MaskedLM, optimizer: AdamW, packs: Sequence[MaskedBatch], **changes: object
 ) -> StepReport:
     """One step with usual settings."""
     settings: dict[str, object] = {
@@ -45,7 +38,13 @@ def step_of(
         "learning_rate": 1e-3,
         "max_grad_norm": 1.0,
     }
-    return train_step(model, packs, optimizer, **(settings | changes))  # type: ignore[arg-type]
+    strategy, share = Strategy(model, World()), StepShare.of_all(packs)
+    return train_step(strategy, share, optimizer, **(settings | changes))  # type: ignore[arg-type]
+
+
+def at_row(first_row: int, batch: MaskedBatch) -> MaskedBatch:
+    """The pack, where so many tokens of the step come before it."""
+    return replace(batch, inputs=replace(batch.inputs, first_row=first_row))
 
 
 def joined(packs: Sequence[MaskedBatch]) -> MaskedBatch:
@@ -63,16 +62,16 @@ def joined(packs: Sequence[MaskedBatch]) -> MaskedBatch:
 
 
 def test_three_uneven_packs_equal_one(new_run: NewRun, make_masked_pack: MakePack) -> None:
-    """Target counts 2, 9 and 1: a mean of means would weigh them alike."""
+    """Target counts 2, 9 and 1: a mean of means would weigh them alike. Dropout is on."""
     packs = [
         make_masked_pack(0, [9, 4], 2),
-        make_masked_pack(1, [12, 20], 9),
-        make_masked_pack(2, [3], 1),
+        at_row(13, make_masked_pack(1, [12, 20], 9)),
+        at_row(45, make_masked_pack(2, [3], 1)),
     ]
     results = []
     for way in (packs, [joined(packs)]):
         model, optimizer = new_run(CONFIG)
-        report = step_of(NoDropout(model), optimizer, way)
+        report = step_of(model, optimizer, way)
         results.append((report, model))
     (split, split_model), (whole, whole_model) = results
     assert split.loss == pytest.approx(whole.loss, rel=1e-6)

@@ -8,6 +8,7 @@ import torch
 
 from bertsmith.batch import MaskedBatch
 from bertsmith.model.heads import MaskedLM
+from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
@@ -27,7 +28,7 @@ def test_scores_are_those_of_all_targets_together(
     logits = [model.logits_MV(p.inputs, p.positions_M, dropout_seed=None) for p in packs]
     chances = torch.cat(logits).double().log_softmax(-1)
     targets = torch.cat([p.targets_M for p in packs])
-    scores = score_masked_lm(model, packs, FP32)
+    scores = score_masked_lm(model, packs, FP32, World())
     expected = -chances.gather(1, targets[:, None]).mean()
     assert scores.loss == pytest.approx(float(expected.detach()), rel=1e-6)
     assert scores.accuracy == float((chances.argmax(-1) == targets).double().mean())
@@ -43,7 +44,9 @@ def test_scoring_draws_nothing_and_changes_nothing(
     packs = [make_masked_pack(0, [20], 5)]
     before = torch.get_rng_state()
     weights = [p.clone() for p in model.parameters()]
-    assert score_masked_lm(model, packs, FP32) == score_masked_lm(model, packs, FP32)
+    assert score_masked_lm(model, packs, FP32, World()) == score_masked_lm(
+        model, packs, FP32, World()
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
@@ -54,5 +57,5 @@ def test_no_target_gives_no_number_and_a_huge_loss_no_overflow(
     new_run: NewRun, make_masked_pack: MakePack
 ) -> None:
     model, _ = new_run(OptimConfig())
-    assert math.isnan(score_masked_lm(model, [make_masked_pack(0, [5], 0)], FP32).loss)
+    assert math.isnan(score_masked_lm(model, [make_masked_pack(0, [5], 0)], FP32, World()).loss)
     assert MaskedScores(loss=800.0, accuracy=0.0, num_targets=1).perplexity == math.inf

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
-from bertsmith.batch import LabelledBatch, PackedBatch, pack
+from bertsmith.batch import LabelledBatch, PackedBatch, StepShare, pack
 
 TEXTS_AT_ONCE = 2048
 """Texts handed to the tokenizer in one call: bounds the memory of its bulky answers."""
@@ -130,6 +130,31 @@ def packs_by_length(
     return packs
 
 
+def even_packs(
+    lengths_N: Tensor, rows: Sequence[int], *, tokens_per_pack: int, at_once: int
+) -> list[list[int]]:
+    """Share rows out over a multiple of `at_once` packs of like numbers of tokens, longest first.
+
+    The order of the rows is that of `packs_by_length`, whatever the number of packs. Too few rows
+    make fewer packs.
+    """
+    if at_once == 1:
+        return packs_by_length(lengths_N, rows, tokens_per_pack=tokens_per_pack)
+    lengths = lengths_N.tolist()
+    ordered = sorted(rows, key=lambda r: (-lengths[r], r))
+    ends = np.cumsum([lengths[r] for r in ordered])
+    middles = ends - np.array([lengths[r] for r in ordered]) / 2
+    most = max(tokens_per_pack, lengths[ordered[0]])
+    num_packs = at_once * -(-int(ends[-1]) // (at_once * tokens_per_pack))
+    while True:
+        pack_of_row = (middles * num_packs / ends[-1]).astype(np.int64)
+        packs = [[ordered[i] for i in np.flatnonzero(pack_of_row == p)] for p in range(num_packs)]
+        packs = [some for some in packs if some]
+        if all(sum(lengths[r] for r in some) <= most for some in packs):
+            return packs
+        num_packs += at_once
+
+
 class TrainingSteps:
     """What each optimizer step sees: a pure function of (seed, step).
 
@@ -145,6 +170,7 @@ class TrainingSteps:
         examples_per_step: int,
         tokens_per_pack: int,
         seed: int,
+        at_once: int = 1,
     ) -> None:
         """Nothing is computed yet.
 
@@ -154,7 +180,9 @@ class TrainingSteps:
             examples_per_step: Most examples behind one step.
             tokens_per_pack: Most tokens in one forward and backward pass.
             seed: The order follows from it.
+            at_once: Devices among which a step's packs are shared out.
         """
+        self._at_once = at_once
         self._examples, self._labels_N = examples, labels_N
         self._tokens_per_pack = tokens_per_pack
         self._seed = seed
@@ -173,9 +201,31 @@ class TrainingSteps:
 
     def batches(self, step: int) -> list[LabelledBatch]:
         """The packs of one step, counted from 0."""
-        return _labelled(
-            self._examples, self._labels_N, self.rows(step), tokens_per_pack=self._tokens_per_pack
+        return list(self.share(step, rank=0, num_ranks=1).packs)
+
+    def share(self, step: int, *, rank: int, num_ranks: int) -> StepShare[LabelledBatch]:
+        """A rank's packs of one step, counted from 0."""
+        packs = even_packs(
+            self._examples.lengths_N,
+            self.rows(step),
+            tokens_per_pack=self._tokens_per_pack,
+            at_once=self._at_once,
         )
+        lengths = [int(self._examples.lengths_N[some].sum()) for some in packs]
+        numbers = range(rank, len(packs), num_ranks)
+        mine: list[LabelledBatch] = []
+        for number in numbers:
+            batch = labelled_batch(self._examples, self._labels_N, packs[number])
+            first_row = sum(lengths[:number])
+            mine.append(replace(batch, inputs=replace(batch.inputs, first_row=first_row)))
+        if len(mine) < -(-len(packs) // num_ranks):
+            mine.append(self._filler(packs[0][-1]))
+        return StepShare(packs=mine, numbers=numbers, num_packs=len(packs))
+
+    def _filler(self, row: int) -> LabelledBatch:
+        """An example that is computed and not counted."""
+        batch = labelled_batch(self._examples, self._labels_N, [row])
+        return replace(batch, rows_N=batch.rows_N[:0])
 
 
 def evaluation_batches(
@@ -184,21 +234,10 @@ def evaluation_batches(
     """Every example once, by length; `rows_N` is the way back to the table's order."""
     rows = range(len(examples))
     for some in packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack):
-        yield _batch(examples, labels_N, some)
+        yield labelled_batch(examples, labels_N, some)
 
 
-def _labelled(
-    examples: Examples, labels_N: Tensor, rows: Sequence[int], *, tokens_per_pack: int
-) -> list[LabelledBatch]:
-    packs: list[LabelledBatch] = []
-    first_row = 0
-    for some in packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack):
-        batch = _batch(examples, labels_N, some)
-        packs.append(replace(batch, inputs=replace(batch.inputs, first_row=first_row)))
-        first_row += batch.num_tokens
-    return packs
-
-
-def _batch(examples: Examples, labels_N: Tensor, rows: list[int]) -> LabelledBatch:
+def labelled_batch(examples: Examples, labels_N: Tensor, rows: list[int]) -> LabelledBatch:
+    """A pack of some examples, in the order given, with their classes."""
     rows_N = torch.tensor(rows)
     return LabelledBatch(inputs=examples.pack(rows), labels_N=labels_N[rows_N], rows_N=rows_N)

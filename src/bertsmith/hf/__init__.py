@@ -8,13 +8,13 @@ without being said.
 from bertsmith.hf.config_json import parse_config, read_config, read_labels
 from bertsmith.hf.hub import resolve
 from bertsmith.hf.load import (
-    LoadReport,
     check_vocabulary,
     load_classifier,
     load_encoder,
     load_masked_lm,
 )
 from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
+from bertsmith.hf.stored_model import LoadReport
 
 __all__ = [
     "TOKENIZER_FILES",

@@ -20,6 +20,10 @@ CONFIG_NAME = "config.json"
 SINGLE_LABEL = "single_label_classification"
 """The problem type of a classifier that gives each text one of several labels."""
 
+OWN_MODEL_TYPE = "bertsmith-bert"
+"""The model type of a BERT with a head that `transformers` has not: it refuses what it does not
+know, where under its own name it would leave part of the head out and give other scores."""
+
 Task = Literal["encoder", "masked_lm", "classifier"]
 
 _ARCHITECTURES: dict[Task, str] = {
@@ -104,6 +108,11 @@ def read_problem_type(folder: Path) -> str | None:
     return None if value is None else str(value)
 
 
+def is_own_model_type(folder: Path) -> bool:
+    """Whether a saved model says of itself that `transformers` cannot compute it."""
+    return _read_json(folder / CONFIG_NAME).get("model_type") == OWN_MODEL_TYPE
+
+
 def read_head_dropout(folder: Path) -> float | None:
     """``classifier_dropout``: a dropout of the head alone, if the config sets one."""
     raw = _read_json(folder / CONFIG_NAME)
@@ -123,7 +132,7 @@ def parse_config(raw: Mapping[str, object], *, where: str) -> EncoderConfig:
         UserError: See `read_config`.
     """
     model_type = raw.get("model_type")
-    if model_type != "bert":
+    if model_type not in ("bert", OWN_MODEL_TYPE):
         raise UserError(
             f"{where}: model_type is {model_type!r}; bertsmith reads BERT checkpoints, "
             'whose model_type is "bert"'
@@ -148,18 +157,26 @@ def parse_config(raw: Mapping[str, object], *, where: str) -> EncoderConfig:
         raise UserError(f"{where}: {error}") from None
 
 
-def config_json(config: EncoderConfig, *, task: Task, labels: Sequence[str] | None) -> str:
+def config_json(
+    config: EncoderConfig,
+    *,
+    task: Task,
+    labels: Sequence[str] | None,
+    fits_transformers: bool = True,
+) -> str:
     """The text of a `config.json` that `transformers` reads unchanged.
 
     Args:
         config: The encoder.
         task: Which class of theirs the weights belong to.
         labels: Class names in the order of their ids; a classifier's, None for others.
+        fits_transformers: False if no class of theirs computes this model; they then refuse it.
     """
     assert (labels is not None) == (task == "classifier"), "a classifier has labels, no other does"
+    architecture = _ARCHITECTURES[task]
     content: dict[str, object] = {
-        "architectures": [_ARCHITECTURES[task]],
-        "model_type": "bert",
+        "architectures": [architecture if fits_transformers else f"Bertsmith{architecture}"],
+        "model_type": "bert" if fits_transformers else OWN_MODEL_TYPE,
         **dataclasses.asdict(config),
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME
+from bertsmith.hf.head import HEAD_FILE
 from bertsmith.hf.save import TOKENIZER_FILES
 from bertsmith.hf.weights import INDEX, LEGACY, SAFETENSORS
 
@@ -56,7 +57,7 @@ def _download(name: str) -> Path:
         # Asked first because it has a time limit; the download alone would retry for minutes.
         info = HfApi().model_info(name, timeout=PROBE_SECONDS)
         stored = {file.rfilename for file in info.siblings or ()}
-        wanted = [CONFIG_NAME, *TOKENIZER_FILES, *_weight_files(stored)]
+        wanted = [CONFIG_NAME, HEAD_FILE, *TOKENIZER_FILES, *_weight_files(stored)]
         return Path(snapshot_download(name, revision=info.sha, allow_patterns=wanted))
     except GatedRepoError:
         raise UserError(

@@ -3,7 +3,8 @@
 One table, read in both directions. Ours are the names inside `MaskedLM` and
 `SequenceClassifier` (the encoder under ``encoder.``); theirs are those of `BertForMaskedLM`
 and `BertForSequenceClassification`. The one change of shape is that our ``qkv`` is their
-query, key and value stacked along the rows.
+query, key and value stacked along the rows. A head's norm, which they have no place for, keeps our
+name and stands in a file of its own (`hf.head`).
 """
 
 import re
@@ -45,6 +46,9 @@ TIED_BIAS = "cls.predictions.decoder.bias"
 POSITION_IDS = "bert.embeddings.position_ids"
 """0, 1, 2, ...: a buffer that old checkpoints store."""
 
+HEAD_NORM = "head_norm."
+"""How the names of a head norm's tensors begin."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
@@ -63,6 +67,8 @@ def to_hf(name: str) -> tuple[str, ...]:
     Raises:
         KeyError: The table has no such parameter, which is a mistake of ours.
     """
+    if name.startswith(HEAD_NORM):
+        return (name,)
     if name == "bias":
         return ("cls.predictions.bias",)
     if match := _OUR_BLOCK.fullmatch(name):

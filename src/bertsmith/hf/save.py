@@ -5,11 +5,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith.durable import flush
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME, Task, config_json
+from bertsmith.hf.head import HEAD_FILE, parameters_for_transformers, write_head
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.encoder import Encoder
@@ -38,7 +39,8 @@ def write_model_files(
 
     In place and without fsync: for a caller that owns the folder and renames it when all of it
     is written (`save_model`, the checkpoints). The decoder's weight is the token embedding and
-    is stored once; `transformers` ties it again on loading.
+    is stored once; `transformers` ties it again on loading. A classifier with a norm also gets its
+    head file (`hf.head`).
 
     Args:
         folder: Where to write.
@@ -48,17 +50,28 @@ def write_model_files(
     """
     encoder = model if isinstance(model, Encoder) else model.encoder
     prefix = "encoder." if isinstance(model, Encoder) else ""
-    tensors = []
-    for name, parameter in model.named_parameters():
-        names = to_hf(prefix + name)
-        tensors += list(zip(names, parameter.detach().chunk(len(names)), strict=True))
-    text = config_json(encoder.config, task=_task_of(model), labels=labels)
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    fits_transformers = True
+    written = [SAFETENSORS]
     if isinstance(model, SequenceClassifier):
         assert len(labels or ()) == model.classifier.out_features, "one name for each class"
+        parameters = parameters_for_transformers(model)
+        fits_transformers = model.norm_kind != "layer"
+        if model.norm_kind != "none":
+            write_head(folder, model)
+            written.append(HEAD_FILE)
+    tensors = []
+    for name, parameter in parameters.items():
+        names = to_hf(prefix + name)
+        tensors += list(zip(names, parameter.detach().chunk(len(names)), strict=True))
+    text = config_json(
+        encoder.config, task=_task_of(model), labels=labels, fits_transformers=fits_transformers
+    )
     (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
     write_weights(folder / SAFETENSORS, tensors)
-    # safetensors writes for the owner alone; a model is for whoever may read the folder.
-    shutil.copymode(folder / CONFIG_NAME, folder / SAFETENSORS)
+    for name in written:
+        # safetensors writes for the owner alone; a model is for whoever may read the folder.
+        shutil.copymode(folder / CONFIG_NAME, folder / name)
     if tokenizer_folder is not None:
         for name in TOKENIZER_FILES:
             if name == TOKENIZER_FILES[0] or (tokenizer_folder / name).exists():

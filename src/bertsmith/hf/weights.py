@@ -6,7 +6,7 @@ any memory is given to it.
 
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def open_weights(folder: Path) -> tuple[StoredTensor, ...]:
         UserError: There are no weights, or the file is damaged or holds more than tensors.
     """
     if (folder / SAFETENSORS).exists():
-        stored = _open_safetensors(folder / SAFETENSORS)
+        stored = open_safetensors(folder / SAFETENSORS)
     elif (folder / INDEX).exists():
         stored = _open_sharded(folder / INDEX)
     elif (folder / LEGACY).exists():
@@ -88,11 +88,18 @@ def open_weights(folder: Path) -> tuple[StoredTensor, ...]:
     return tuple(sorted(stored, key=lambda tensor: tensor.name))
 
 
-def write_weights(file: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
+def write_weights(
+    file: Path, tensors: Sequence[tuple[str, Tensor]], *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write named tensors as fp32 safetensors, each on its own storage.
 
     The file is written in place: whoever needs it whole or not at all writes into a temporary
     folder and renames that.
+
+    Args:
+        file: Where to write.
+        tensors: Names and values.
+        metadata: More to say in the file's header, `read_metadata` gives it back.
 
     Raises:
         OSError: The disk is full or forbids it.
@@ -102,12 +109,30 @@ def write_weights(file: Path, tensors: Sequence[tuple[str, Tensor]]) -> None:
     }
     assert len(content) == len(tensors), "two tensors have one name"
     try:
-        save_file(content, file, metadata={"format": "pt"})
+        save_file(content, file, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:
         raise OSError(f"{file.name}: {error}") from error
 
 
-def _open_safetensors(file: Path) -> list[StoredTensor]:
+def read_metadata(file: Path) -> dict[str, str]:
+    """What the header of a safetensors file says besides its tensors.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return dict(handle.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise _corrupt(file, error) from None
+
+
+def open_safetensors(file: Path) -> list[StoredTensor]:
+    """What tensors a safetensors file stores, in its order.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     try:
         handle: Any = safe_open(file, framework="pt")  # its methods have no types
         stored = []
@@ -146,7 +171,7 @@ def _open_sharded(index: Path) -> list[StoredTensor]:
             )
         if not (index.parent / file).exists():
             raise UserError(f"{index.parent / file}: missing, though {index.name} names it")
-        stored += _open_safetensors(index.parent / file)
+        stored += open_safetensors(index.parent / file)
     by_name = {(tensor.name, tensor.file.name): tensor for tensor in stored}
     for name, file in files_by_name.items():
         if (name, file) not in by_name:

@@ -8,9 +8,9 @@ Shape legend: V vocabulary, R rows in use, D width, T packed tokens.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,3 +75,42 @@ class CompactVocabulary:
             yield
         finally:
             self._weight.data = narrow_RD
+
+
+class Vocabulary(Protocol):
+    """Which rows of the token table are trained, and which ids ask for them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are trained."""
+
+    @property
+    def num_parameters_aside(self) -> int:
+        """Elements of the rows that are set aside."""
+
+    def narrowed(self, batch: BatchT) -> BatchT:
+        """The batch with the numbers of the table's rows for its token ids."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Within the block the encoder has its whole table and takes ordinary token ids."""
+
+
+class WholeVocabulary:
+    """Stands in for `CompactVocabulary` where the whole token table is trained: under fsdp."""
+
+    def __init__(self, used_ids: Tensor) -> None:
+        """Change nothing.
+
+        Args:
+            used_ids: Every token id that training will ask for, in any order.
+        """
+        self.num_rows, self.num_parameters_aside = len(torch.unique(used_ids)), 0
+
+    def narrowed(self, batch: BatchT) -> BatchT:
+        """The batch as it is."""
+        return batch
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The table always is."""
+        yield

@@ -1,9 +1,13 @@
-"""The shape of an encoder. Imports neither torch nor numpy, so that help and checks are instant."""
+"""The shape of an encoder and of its heads.
+
+Imports neither torch nor numpy, so that help and checks are instant.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Activation = Literal["gelu", "gelu_new", "relu"]
+HeadNorm = Literal["none", "batch", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,23 @@ class EncoderConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What a classifier puts on the encoder besides its linear layer."""
+
+    norm: HeadNorm = "none"
+    """Normalisation of the pooled vector, before the classifier. batch: over the sequences of one
+    pack; the saved model holds it folded into the classifier. layer: over the features; the saved
+    model is read by bertsmith alone, not by transformers."""
+
+    def __post_init__(self) -> None:
+        """Reject a norm there is not."""
+        if self.norm not in get_args(HeadNorm):
+            raise ValueError(
+                f"norm is {self.norm!r}; it must be one of {', '.join(get_args(HeadNorm))}"
+            )
 
 
 def _preset(layers: int, width: int, heads: int) -> EncoderConfig:

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, HeadNorm
 from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder, activate
 from bertsmith.model.fused import masked_loss
+from bertsmith.model.head_norm import BatchNorm, make_head_norm, normalized
 
 HEAD_SITE = 1_000_003
 """Dropout site of a head: beyond any block's."""
@@ -65,20 +66,35 @@ class MaskedLM(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """BERT's classifier: first token -> pooler (tanh) -> dropout -> one score a class."""
+    """BERT's classifier: first token -> pooler (tanh) -> dropout -> one score a class.
 
-    def __init__(self, config: EncoderConfig, *, num_labels: int) -> None:
+    Between pooler and dropout may stand a norm, which BERT has not: see `head_norm`.
+    """
+
+    def __init__(self, config: EncoderConfig, *, num_labels: int, norm: HeadNorm = "none") -> None:
         """Allocate; `initialize` or a checkpoint gives values."""
         super().__init__()
         self.encoder = Encoder(config)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm_kind = norm
+        self.head_norm = make_head_norm(
+            norm, config.hidden_size, layer_norm_eps=config.layer_norm_eps
+        )
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
     def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Scores for each sequence and class."""
+        return self._first_logits_NC(batch, batch.num_sequences, dropout_seed=dropout_seed)
+
+    def _first_logits_NC(
+        self, batch: PackedBatch, num_sequences: int, *, dropout_seed: int | None
+    ) -> Tensor:
+        """Scores for the first so many sequences; the others stay out of a norm's statistics."""
         first_N = batch.starts_N1[:-1].long()
         first_ND = self.encoder(batch, dropout_seed=dropout_seed, rows_M=first_N)
+        first_N, first_ND = first_N[:num_sequences], first_ND[:num_sequences]
         pooled_ND = torch.tanh(self.pooler(first_ND))
+        pooled_ND = normalized(self.head_norm, pooled_ND, is_training=dropout_seed is not None)
         drop = dropout_at(
             drop_prob=self.encoder.config.hidden_dropout_prob,
             seed=dropout_seed,
@@ -89,10 +105,16 @@ class SequenceClassifier(nn.Module):
         return logits_NC
 
     def forward(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
-        """Cross-entropy over the sequences, summed."""
-        logits_NC = self.logits_NC(batch.inputs, dropout_seed=dropout_seed)
-        nats = F.cross_entropy(logits_NC.float(), batch.labels_N, reduction="sum")
-        return LossSum(nats=nats, num_targets=batch.num_targets)
+        """Cross-entropy over the sequences, summed.
+
+        A filler, whose sequence is no target, gives a loss of 0 and gradients of 0, and takes its
+        part in what ranks do together.
+        """
+        num_targets = batch.num_targets
+        logits_NC = self._first_logits_NC(batch.inputs, num_targets, dropout_seed=dropout_seed)
+        labels_N = batch.labels_N[:num_targets]
+        nats = F.cross_entropy(logits_NC.float(), labels_N, reduction="sum")
+        return LossSum(nats=nats, num_targets=num_targets)
 
 
 def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:
@@ -103,6 +125,9 @@ def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:
     a part never moves the others.
     """
     for name, module in model.named_modules():
+        if isinstance(module, BatchNorm):
+            module.reset()
+            continue
         for key, parameter in module.named_parameters(recurse=False):
             with torch.no_grad():
                 if isinstance(module, nn.LayerNorm):

@@ -22,7 +22,7 @@ from bertsmith.data.examples import ExampleTokenizer
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, HeadConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.recipes.config import Device
 from bertsmith.train.config import Precision
@@ -115,7 +115,7 @@ class Classifier:
         return scores_NC
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits_NC(model: SequenceClassifier, batch: PackedBatch, compute: Compute) -> Tensor:
     """Scores of a pack's sequences without dropout, fp32, on the CPU."""
     with compute.autocast():
@@ -140,6 +140,23 @@ def model_folder(where: str) -> Path:
     if not (Path(where) / "config.json").exists() and (inner / "config.json").exists():
         return inner
     return resolve(where)
+
+
+def describe_head(head: HeadConfig) -> list[str]:
+    """What a user should know of a head with a norm before it is trained; no line for none."""
+    match head.norm:
+        case "batch":
+            return [
+                "head: batch norm over the sequences of each pack; model/ holds it folded into the "
+                "classifier"
+            ]
+        case "layer":
+            return [
+                "head: layer norm, which a classifier of transformers has no place for: it will "
+                "refuse model/; bertsmith evaluate and predict read it"
+            ]
+        case _:
+            return []
 
 
 def longest_example(asked: int | None, limit: int, *, is_pair: bool) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.model.config import HeadConfig
+from bertsmith.parallel.config import ParallelConfig
 from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -54,6 +56,7 @@ class PretrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     precision: Precision = "auto"
     """auto: bf16 where the hardware computes it fast, else fp32."""
@@ -127,12 +130,14 @@ class FinetuneConfig:
     six are three epochs: a small model may stand still for two before it learns."""
 
     table: TableConfig = field(default_factory=TableConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
         )
     )
     save: SaveConfig = field(default_factory=SaveConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     hidden_dropout_prob: float | None = None
     """Overrides the model's dropout on the residual stream."""
 
@@ -250,6 +255,26 @@ class PredictConfig:
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
         _check_at_least_one(self, "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelftestConfig:
+    """Prove on this machine that several devices give one device's result."""
+
+    what: Literal["parallel"] = "parallel"
+    """What to prove."""
+
+    steps: int = 20
+    """Optimizer steps of each small training."""
+
+    parallel: ParallelConfig = field(default_factory=lambda: ParallelConfig(devices=2))
+
+    device: Device = "auto"
+    """auto: the GPUs if there are any."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        _check_at_least_one(self, "steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,28 +7,34 @@ whenever a judgement beats all before it, and never in part.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.batch import LabelledBatch
+from bertsmith.batch import LabelledBatch, StepShare
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.hf import load_classifier, read_config, recover_model
-from bertsmith.model.compact import CompactVocabulary
+from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
 from bertsmith.model.config import EncoderConfig
+from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
+from bertsmith.parallel.kept_rows import keep_unused_rows
+from bertsmith.parallel.world import World
 from bertsmith.recipes.classifier import (
+    describe_head,
     fitting_tokenizer,
     longest_example,
     model_folder,
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
-from bertsmith.recipes.resume import checkpoint_to_resume
+from bertsmith.recipes.ranks import is_main_process, world_of
+from bertsmith.recipes.resume import as_text, checkpoint_to_resume
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
-from bertsmith.report.metrics_log import MetricsLog
+from bertsmith.report.devices import BusySampler, devices_of, uses_of
+from bertsmith.report.metrics_log import open_metrics
 from bertsmith.report.progress import Speaker, TrainingDisplay
 from bertsmith.report.run_folder import (
     check_inputs_stay,
@@ -54,7 +60,8 @@ def main(config: FinetuneConfig) -> int:
     summary = finetune(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print(Path(config.output) / "model")
+    if is_main_process():
+        print(Path(config.output) / "model")
     return 0
 
 
@@ -65,52 +72,84 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
         UserError: The model, a table, the output or a value cannot be used; or the loss is not
             finite, in which case the best model and the last checkpoint stand.
     """
-    check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    if not config.resume:
-        inputs = {"model": config.model, "data": config.data, "eval": config.eval}
-        check_inputs_stay(config.output, inputs)
-    recover_model(Path(config.output) / "model")
-    compute = choose_compute(config.precision, config.device)
+    if config.parallel.strategy == "dp" and config.head.norm == "batch":
+        raise UserError(
+            "--head.norm batch under --parallel.strategy dp: each GPU would take statistics of its "
+            "own; use ddp, where they are those of all"
+        )
+    with world_of(config) as world:
+        return _finetune(config, world)
+
+
+def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
+    """One rank's run; rank 0 speaks and writes for all."""
+    world.on_main(lambda: check_output(config))
+    compute = choose_compute(config.precision, config.device, local_rank=world.local_rank)
     if compute.device.type == "cpu":
         reuse_freed_memory()
-    source = model_folder(config.model)
-    data = open_task(config, source)
+    source = Path(world.on_main(lambda: str(model_folder(config.model))))
+    at_once = devices_at_once(config.parallel, world, device=config.device)
+    data = open_task(config, source, at_once=at_once)
+    world.check_same("data", {"fingerprint": data.fingerprint})
     lines: list[str] = []
-    checkpoint = checkpoint_to_resume(Path(config.output), config, data.fingerprint, lines.append)
+    found = world.on_main(
+        lambda: as_text(
+            checkpoint_to_resume(Path(config.output), config, data.fingerprint, lines.append)
+        )
+    )
+    checkpoint = Path(found) if found else None
     model, report = load_classifier(
         checkpoint or source,
         labels=data.tables.labels,
+        norm=config.head.norm,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
     )
     model.to(compute.device)
-    vocabulary = CompactVocabulary(model.encoder, data.train.examples.input_ids_T)
+    name = choose_strategy(config.parallel, model, world, say=lines.append)
+    used_ids = data.train.examples.input_ids_T
+    vocabulary = (
+        WholeVocabulary(used_ids) if name == "fsdp" else CompactVocabulary(model.encoder, used_ids)
+    )
+    strategy = wrap(name, model, world, num_devices=at_once, dtype=compute.dtype)
     optimizer = AdamW(group_parameters(model, config.optim), config.optim)
+    if name == "fsdp":
+        keep_unused_rows(model.encoder.embeddings.token.weight, used_ids, optimizer)
     state = RunState()
     if checkpoint is not None:
         state = with_best_on_disk(read_state(checkpoint)[0], Path(config.output))
         load_moments(checkpoint, optimizer, updates=state.updates)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
+    lines += describe_head(config.head)
 
-    folder = open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    speaker = Speaker(folder)
+    folder = Path(config.output)
+    world.on_main(
+        lambda: as_text(
+            open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+        )
+    )
+    speaker = Speaker(folder) if world.is_main else Speaker.silent()
     for line in lines:
         speaker.say(line)
-    write_config(folder, config)
-    run = FinetuneRun(config, folder, speaker, compute, model, optimizer, data, vocabulary, state)
+    if world.is_main:
+        write_config(folder, config)
+    run = FinetuneRun(
+        config, folder, speaker, compute, strategy, model, optimizer, data, vocabulary, state
+    )
     run.say_banner()
     with (
-        MetricsLog(folder, steps_done=state.step) as metrics,
+        open_metrics(world, folder, steps_done=state.step) as metrics,
         TrainingDisplay(speaker) as display,
         catch_signals() as interruption,
+        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
     ):
         run.start_log(metrics, display)
         try:
             outcome = train(
-                model,
+                strategy,
                 optimizer,
-                steps=lambda start: packs_from(data.steps, vocabulary, start),
+                steps=lambda start: shares_from(data.steps, vocabulary, start, world),
                 config=loop_config(config, data.steps),
                 compute=compute,
                 state=state,
@@ -123,15 +162,26 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data)) from error
             raise
-        return run.conclude(outcome)
+        return run.conclude(outcome, uses_of(sampler, compute.device, world))
 
 
-def open_task(config: FinetuneConfig, source: Path) -> TaskData:
+def check_output(config: FinetuneConfig) -> bool:
+    """Refuse a folder that may not be written, and put right a model left half-replaced."""
+    check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+    if not config.resume:
+        inputs = {"model": config.model, "data": config.data, "eval": config.eval}
+        check_inputs_stay(config.output, inputs)
+    recover_model(Path(config.output) / "model")
+    return True
+
+
+def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData:
     """Read, check and tokenise the tables.
 
     Args:
         config: Names them.
         source: Folder of the checkpoint, whose tokenizer is used.
+        at_once: Devices that share a step.
 
     Raises:
         UserError: A table, the tokenizer or a setting does not fit.
@@ -150,6 +200,7 @@ def open_task(config: FinetuneConfig, source: Path) -> TaskData:
             examples_per_step=config.examples_per_step,
             tokens_per_pack=config.tokens_per_pack,
             seed=config.seed,
+            at_once=at_once,
         ),
         longest=longest,
         tokenizer=tokenizer,
@@ -191,12 +242,13 @@ def with_best_on_disk(state: RunState, folder: Path) -> RunState:
     return replace(state, best_value=None, best_step=None, evaluations_since_best=0)
 
 
-def packs_from(
-    steps: TrainingSteps, vocabulary: CompactVocabulary, start: int
-) -> Iterator[Sequence[LabelledBatch]]:
-    """The packs of step `start` and all after it, for the narrowed token table."""
+def shares_from(
+    steps: TrainingSteps, vocabulary: Vocabulary, start: int, world: World
+) -> Iterator[StepShare[LabelledBatch]]:
+    """A rank's packs of step `start` and all after it, for the table that is trained."""
     for step in itertools.count(start):
-        yield [vocabulary.narrowed(batch) for batch in steps.batches(step)]
+        share = steps.share(step, rank=world.rank, num_ranks=world.size)
+        yield replace(share, packs=[vocabulary.narrowed(batch) for batch in share.packs])
 
 
 def explain_non_finite(error: NonFiniteLossError, data: TaskData) -> str:

@@ -5,15 +5,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bertsmith.data.examples import TrainingSteps, evaluation_batches
+import torch
+
+from bertsmith.data.examples import TrainingSteps, labelled_batch, packs_by_length
 from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
 from bertsmith.model.attention import describe_attention
-from bertsmith.model.compact import CompactVocabulary
+from bertsmith.model.compact import Vocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import dealt
 from bertsmith.recipes.classifier import (
     Task,
     logits_NC,
@@ -23,6 +27,7 @@ from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.resume import fingerprints_of
 from bertsmith.recipes.task_data import Part, TaskTables
 from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
@@ -93,6 +98,15 @@ class FinetuneSummary:
     gemm_share: float | None
     """Useful FLOP/s over the machine's GEMM rate, measured at the start."""
 
+    ranks: int
+    """Processes that trained."""
+
+    devices: list[DeviceUse]
+    """What each device carried; empty before the end."""
+
+    idle_share: float | None
+    """Share of the work that devices with fewer tokens waited for."""
+
     parameters: int
     seed: int
     versions: dict[str, str]
@@ -132,14 +146,17 @@ class FinetuneRun:
         folder: Path,
         speaker: Speaker,
         compute: Compute,
+        strategy: Strategy,
         model: SequenceClassifier,
         optimizer: AdamW,
         data: TaskData,
-        vocabulary: CompactVocabulary,
+        vocabulary: Vocabulary,
         state: RunState,
     ) -> None:
         """Nothing is written yet."""
         self._vocabulary = vocabulary
+        self._strategy, self._world = strategy, strategy.world
+        self._uses: list[DeviceUse] = []
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
         self._data, self._steps = data, data.steps
@@ -178,7 +195,7 @@ class FinetuneRun:
         shape, compute = self._model.encoder.config, self._compute
         say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
-    def start_log(self, metrics: MetricsLog, display: TrainingDisplay) -> None:
+    def start_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> None:
         """Open the log; measures the machine's limit, which takes a moment."""
         shape, lengths = self._model.encoder.config, self._data.train.examples.lengths_N.tolist()
         in_a_step = sum(lengths) // self._steps.steps_per_epoch
@@ -188,7 +205,8 @@ class FinetuneRun:
             display,
             log_every_steps=self._config.log_every_steps,
             flop_per_token=flop / sum(lengths),
-            gemm_flop_per_second=gemm_flop_per_second(
+            gemm_flop_per_second=self._world.size
+            * gemm_flop_per_second(
                 shape,
                 tokens=max(1, min(self._config.tokens_per_pack, in_a_step)),
                 compute=self._compute,
@@ -218,12 +236,18 @@ class FinetuneRun:
         )
         if not is_best:
             return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
-        save_model(
-            self._folder / "model",
-            self._model,
-            labels=self._data.tables.labels,
-            write_more=lambda fresh: self._write_beside(fresh, state.step, scores=scores),
-        )
+        model = self._strategy.whole_model(self._model)
+
+        def keep() -> bool:
+            save_model(
+                self._folder / "model",
+                model,
+                labels=self._data.tables.labels,
+                write_more=lambda fresh: self._write_beside(fresh, state.step, scores=scores),
+            )
+            return True
+
+        self._world.on_main(keep)
         return replace(state, best_value=value, best_step=state.step, evaluations_since_best=0)
 
     def should_stop(self, state: RunState) -> bool:
@@ -234,23 +258,34 @@ class FinetuneRun:
     def on_save(self, state: RunState) -> None:
         """Write a checkpoint to go on from; only then delete old ones."""
         folder = self._folder / "checkpoints"
+        moments = self._strategy.whole_tensors(self._optimizer.named_moments())
         with self._vocabulary.whole():
-            save_checkpoint(
-                folder,
-                state=state,
-                optimizer=self._optimizer,
-                write_model=lambda fresh: self._write_model(fresh, state.step),
-                fingerprints=fingerprints_of(self._config, self._data.fingerprint),
-            )
-        keep_newest(
-            folder,
-            step=state.step,
-            keep_last=self._config.save.keep_last,
-            best_step=state.best_step,
-        )
+            model = self._strategy.whole_model(self._model)
 
-    def conclude(self, outcome: Outcome) -> FinetuneSummary:
+            def save() -> bool:
+                save_checkpoint(
+                    folder,
+                    state=state,
+                    moments=moments,
+                    write_model=lambda fresh: self._write_model(fresh, model, state.step),
+                    fingerprints=fingerprints_of(self._config, self._data.fingerprint),
+                )
+                keep_newest(
+                    folder,
+                    step=state.step,
+                    keep_last=self._config.save.keep_last,
+                    best_step=state.best_step,
+                )
+                return True
+
+            self._world.on_main(save)
+
+    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
+        self._uses = uses
+        if len(uses) > 1:
+            for number, use in enumerate(uses):
+                self._speaker.say(f"device {number}: {use}")
         status = "completed" if outcome.status == "stopped_early" else outcome.status
         summary = self.summarize(
             status, outcome.state, stopped_early=outcome.status == "stopped_early"
@@ -268,7 +303,8 @@ class FinetuneRun:
             )
         scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
         self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
-        write_card(self._folder, finetune_card(self._config, summary, self._data.tables))
+        if self._world.is_main:
+            write_card(self._folder, finetune_card(self._config, summary, self._data.tables))
         return summary
 
     def summarize(
@@ -298,35 +334,47 @@ class FinetuneRun:
             leaked_examples=self._data.tables.num_leaked,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             gemm_share=None if log is None else log.gemm_share,
+            ranks=self._world.size,
+            devices=self._uses,
+            idle_share=None if log is None else log.idle_share,
             parameters=self._num_parameters,
             seed=self._config.seed,
             versions=versions(),
         )
-        write_summary(self._folder, asdict(summary))
+        if self._world.is_main:
+            write_summary(self._folder, asdict(summary))
         return summary
 
     def _judge(self) -> ClassificationMetrics:
-        """Scores on every example of the dev part; nothing random is drawn."""
+        """Scores on every example of the dev part, each on one rank; nothing random is drawn."""
         dev, names = self._data.dev, self._data.tables.labels
+        packs = packs_by_length(
+            dev.examples.lengths_N,
+            range(len(dev.examples)),
+            tokens_per_pack=self._config.tokens_per_pack,
+        )
+        scores_NC = torch.zeros(len(dev.examples), len(names))
+        for number, rows in dealt(packs, self._world):
+            self._world.beat("the judging")
+            batch = labelled_batch(dev.examples, dev.labels_N, rows)
+            found_NC = logits_NC(self._model, batch.inputs, self._compute)
+            if number is not None:
+                scores_NC[batch.rows_N] = found_NC
         tally = ClassificationTally(len(names))
-        for batch in evaluation_batches(
-            dev.examples, dev.labels_N, tokens_per_pack=self._config.tokens_per_pack
-        ):
-            scores_NC = logits_NC(self._model, batch.inputs, self._compute)
-            try:
-                tally.add(scores_NC, batch.labels_N)
-            except FloatingPointError as error:
-                raise UserError(
-                    f"after step {self.state.step:,} the model gives scores that are not finite; "
-                    "the best model so far stands; try a lower --optim.learning_rate"
-                ) from error
+        try:
+            tally.add(self._world.sum_tensor(scores_NC), dev.labels_N)
+        except FloatingPointError as error:
+            raise UserError(
+                f"after step {self.state.step:,} the model gives scores that are not finite; "
+                "the best model so far stands; try a lower --optim.learning_rate"
+            ) from error
         return tally.metrics(names)
 
-    def _write_model(self, folder: Path, step: int) -> None:
+    def _write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(
             folder,
-            self._model,
+            model,
             labels=self._data.tables.labels,
         )
         self._write_beside(folder, step, scores={})
@@ -370,6 +418,7 @@ def finetune_card(
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
         task="text-classification",
+        fits_transformers=config.head.norm != "layer",
         summary=f"A BERT classifier with {len(tables.labels)} labels, fine-tuned by bertsmith.",
         data={
             "training": f"{config.data}, {summary.train_examples:,} examples",
@@ -381,6 +430,7 @@ def finetune_card(
             "epochs": f"{summary.epochs:g}",
             "examples a step": f"{config.examples_per_step}",
             "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
+            "norm of the head": config.head.norm,
             "seed": f"{config.seed}",
         },
         results={name: f"{value:.4f}" for name, value in summary.metrics.items()},

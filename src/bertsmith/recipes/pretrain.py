@@ -12,11 +12,15 @@ from bertsmith.batch import MaskedBatch
 from bertsmith.data.shards import open_shards
 from bertsmith.data.stream import PretrainStream, prefetch, valid_batches
 from bertsmith.errors import EXIT_INTERRUPTED, UserError
+from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
+from bertsmith.parallel.world import World
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.masked_lm import make_masked_lm
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
-from bertsmith.recipes.resume import checkpoint_to_resume
-from bertsmith.report.metrics_log import MetricsLog
+from bertsmith.recipes.ranks import is_main_process, world_of
+from bertsmith.recipes.resume import as_text, checkpoint_to_resume
+from bertsmith.report.devices import BusySampler, devices_of, uses_of
+from bertsmith.report.metrics_log import open_metrics
 from bertsmith.report.progress import Speaker, TrainingDisplay
 from bertsmith.report.run_folder import (
     check_inputs_stay,
@@ -40,7 +44,8 @@ def main(config: PretrainConfig) -> int:
     summary = pretrain(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print(Path(config.output) / "model")
+    if is_main_process():
+        print(Path(config.output) / "model")
     return 0
 
 
@@ -52,17 +57,27 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
             finite, in which case the last good checkpoint stands.
     """
     check_budget(config)
-    check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    if not config.resume:
-        check_inputs_stay(config.output, {"model": config.model, "data": config.data})
-    compute = choose_compute(config.precision, config.device)
+    with world_of(config) as world:
+        return _pretrain(config, world)
+
+
+def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
+    """One rank's run; rank 0 speaks and writes for all."""
+    world.on_main(lambda: check_output(config))
+    compute = choose_compute(config.precision, config.device, local_rank=world.local_rank)
     if compute.device.type == "cpu":
         reuse_freed_memory()
-    data = open_data(config)
+    data = world.main_first(lambda: open_data(config, verify=world.is_main))
+    world.check_same("data", {"fingerprint": data.corpus.fingerprint})
+    at_once = devices_at_once(config.parallel, world, device=config.device)
+    check_packs(config, data.stream, at_once)
     lines: list[str] = []
-    checkpoint = checkpoint_to_resume(
-        Path(config.output), config, data.corpus.fingerprint, lines.append
+    found = world.on_main(
+        lambda: as_text(
+            checkpoint_to_resume(Path(config.output), config, data.corpus.fingerprint, lines.append)
+        )
     )
+    checkpoint = Path(found) if found else None
     model = make_masked_lm(
         config,
         data.corpus.vocab,
@@ -70,6 +85,13 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
         checkpoint=checkpoint,
         say=lines.append,
     ).to(compute.device)
+    strategy = wrap(
+        choose_strategy(config.parallel, model, world, say=lines.append),
+        model,
+        world,
+        num_devices=at_once,
+        dtype=compute.dtype,
+    )
     optimizer = AdamW(group_parameters(model, config.optim), config.optim)
     state = RunState()
     if checkpoint is not None:
@@ -77,25 +99,35 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
         load_moments(checkpoint, optimizer, updates=state.updates)
         lines.append(f"resumed from {checkpoint}")
 
-    folder = open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-    speaker = Speaker(folder)
+    folder = Path(config.output)
+    world.on_main(
+        lambda: as_text(
+            open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+        )
+    )
+    speaker = Speaker(folder) if world.is_main else Speaker.silent()
     for line in lines:
         speaker.say(line)
-    write_config(folder, config)
-    run = PretrainRun(config, folder, speaker, compute, model, optimizer, data, state)
+    if world.is_main:
+        write_config(folder, config)
+    run = PretrainRun(config, folder, speaker, compute, strategy, model, optimizer, data, state)
     settings = loop_config(config, data.stream)
     run.say_banner(settings.budget)
     with (
-        MetricsLog(folder, steps_done=state.step) as metrics,
+        open_metrics(world, folder, steps_done=state.step) as metrics,
         TrainingDisplay(speaker) as display,
         catch_signals() as interruption,
+        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
     ):
         run.start_log(metrics, display)
         try:
             outcome = train(
-                model,
+                strategy,
                 optimizer,
-                steps=lambda start: prefetch(data.stream.step, start),
+                steps=lambda start: prefetch(
+                    lambda step: data.stream.share(step, rank=world.rank, num_ranks=world.size),
+                    start,
+                ),
                 config=settings,
                 compute=compute,
                 state=state,
@@ -108,7 +140,31 @@ def pretrain(config: PretrainConfig) -> PretrainSummary:
             if isinstance(error, NonFiniteLossError):
                 raise UserError(explain_non_finite(error, data, folder)) from error
             raise
-        return run.conclude(outcome)
+        return run.conclude(outcome, uses_of(sampler, compute.device, world))
+
+
+def check_output(config: PretrainConfig) -> bool:
+    """Refuse a folder that may not be written; changes nothing."""
+    check_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
+    if not config.resume:
+        check_inputs_stay(config.output, {"model": config.model, "data": config.data})
+    return True
+
+
+def check_packs(config: PretrainConfig, stream: PretrainStream, at_once: int) -> None:
+    """A step's packs have to be shared out evenly, or devices would wait in every step.
+
+    Raises:
+        UserError: They do not divide.
+    """
+    packs, tokens = stream.packs_per_step, config.packing.tokens_per_pack
+    if packs % at_once:
+        more = -(-packs // at_once) * at_once * tokens
+        raise UserError(
+            f"--tokens_per_step {config.tokens_per_step} is {packs} packs of {tokens} tokens, "
+            f"which {at_once} devices cannot share evenly; give --tokens_per_step {more}, or "
+            "smaller --packing.tokens_per_pack"
+        )
 
 
 def check_budget(config: PretrainConfig) -> None:
@@ -128,14 +184,18 @@ def check_budget(config: PretrainConfig) -> None:
             raise UserError(f"--{name} {value}: a budget is more than 0")
 
 
-def open_data(config: PretrainConfig) -> PretrainData:
+def open_data(config: PretrainConfig, *, verify: bool = True) -> PretrainData:
     """The prepared text, packed and held out as the config says.
+
+    Args:
+        config: Names it.
+        verify: Whether to compare the files with their hashes; one rank is enough.
 
     Raises:
         UserError: It is not there, damaged, or holds nothing to learn from.
     """
     folder = Path(config.data)
-    corpus, held_out = open_shards(folder, "train"), open_shards(folder, "valid")
+    corpus, held_out = (open_shards(folder, part, verify=verify) for part in ("train", "valid"))
     stream = PretrainStream(
         corpus,
         packing=config.packing,

@@ -10,9 +10,11 @@ from bertsmith.hf import save_model, write_model_files
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import MaskedLM
+from bertsmith.parallel.strategies import Strategy
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.resume import fingerprints_of
 from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import Speaker, TrainingDisplay
@@ -59,6 +61,15 @@ class PretrainSummary:
     packing_efficiency: float
     """Real tokens over the packs' budget."""
 
+    ranks: int
+    """Processes that trained."""
+
+    devices: list[DeviceUse]
+    """What each device carried; empty before the end."""
+
+    idle_share: float | None
+    """Share of the work that devices with fewer tokens waited for."""
+
     parameters: int
     seed: int
     versions: dict[str, str]
@@ -85,6 +96,7 @@ class PretrainRun:
         folder: Path,
         speaker: Speaker,
         compute: Compute,
+        strategy: Strategy,
         model: MaskedLM,
         optimizer: AdamW,
         data: PretrainData,
@@ -93,6 +105,8 @@ class PretrainRun:
         """Nothing is written yet."""
         self._config, self._folder, self._speaker = config, folder, speaker
         self._compute, self._model, self._optimizer = compute, model, optimizer
+        self._strategy, self._world = strategy, strategy.world
+        self._uses: list[DeviceUse] = []
         self._data = data
         self._scores: MaskedScores | None = None
         self._log: TrainingLog | None = None
@@ -120,7 +134,7 @@ class PretrainRun:
         shape, compute = self._model.encoder.config, self._compute
         say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
-    def start_log(self, metrics: MetricsLog, display: TrainingDisplay) -> None:
+    def start_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> None:
         """Open the log; measures the machine's limit, which takes a moment."""
         shape, packing = self._model.encoder.config, self._config.packing
         sample = self._data.stream.some_lengths(at_most=10_000)
@@ -131,9 +145,8 @@ class PretrainRun:
             display,
             log_every_steps=self._config.log_every_steps,
             flop_per_token=flop / int(sample.sum()),
-            gemm_flop_per_second=gemm_flop_per_second(
-                shape, tokens=packing.tokens_per_pack, compute=self._compute
-            ),
+            gemm_flop_per_second=self._world.size
+            * gemm_flop_per_second(shape, tokens=packing.tokens_per_pack, compute=self._compute),
         )
 
     def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
@@ -147,7 +160,7 @@ class PretrainRun:
         assert self._log is not None
         if not self._data.valid:
             return state
-        scores = score_masked_lm(self._model, self._data.valid, self._compute)
+        scores = score_masked_lm(self._model, self._data.valid, self._compute, self._world)
         self._scores = scores
         self._log.scores(
             {"loss": scores.loss, "perplexity": scores.perplexity, "accuracy": scores.accuracy},
@@ -168,23 +181,33 @@ class PretrainRun:
     def on_save(self, state: RunState) -> None:
         """Write a checkpoint; only then delete old ones."""
         folder = self._folder / "checkpoints"
-        path = save_checkpoint(
-            folder,
-            state=state,
-            optimizer=self._optimizer,
-            write_model=self._write_model,
-            fingerprints=fingerprints_of(self._config, self._data.corpus.fingerprint),
-        )
-        self._speaker.log(f"saved {path}")
-        keep_newest(
-            folder,
-            step=state.step,
-            keep_last=self._config.save.keep_last,
-            best_step=state.best_step,
-        )
+        model = self._strategy.whole_model(self._model)
+        moments = self._strategy.whole_tensors(self._optimizer.named_moments())
 
-    def conclude(self, outcome: Outcome) -> PretrainSummary:
+        def save() -> str:
+            path = save_checkpoint(
+                folder,
+                state=state,
+                moments=moments,
+                write_model=lambda fresh: self._write_model(fresh, model),
+                fingerprints=fingerprints_of(self._config, self._data.corpus.fingerprint),
+            )
+            keep_newest(
+                folder,
+                step=state.step,
+                keep_last=self._config.save.keep_last,
+                best_step=state.best_step,
+            )
+            return str(path)
+
+        self._speaker.log(f"saved {self._world.on_main(save)}")
+
+    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> PretrainSummary:
         """Write the model, the summary and the card, or say how to go on."""
+        self._uses = uses
+        if len(uses) > 1:
+            for number, use in enumerate(uses):
+                self._speaker.say(f"device {number}: {use}")
         if outcome.status == "interrupted":
             summary = self.summarize("interrupted", outcome.state)
             self._speaker.say(
@@ -192,11 +215,15 @@ class PretrainRun:
                 f"pretrain --config {self._folder / 'run.yaml'} --resume"
             )
             return summary
-        save_model(
-            self._folder / "model", self._model, tokenizer_folder=self._data.tokenizer_folder
-        )
+        model = self._strategy.whole_model(self._model)
         summary = self.summarize("completed", outcome.state)
-        write_card(self._folder, self._card(summary))
+
+        def write() -> bool:
+            save_model(self._folder / "model", model, tokenizer_folder=self._data.tokenizer_folder)
+            write_card(self._folder, self._card(summary))
+            return True
+
+        self._world.on_main(write)
         return summary
 
     def summarize(self, status: str, state: RunState) -> PretrainSummary:
@@ -219,15 +246,19 @@ class PretrainRun:
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             gemm_share=None if log is None else log.gemm_share,
             packing_efficiency=stream.efficiency,
+            ranks=self._world.size,
+            devices=self._uses,
+            idle_share=None if log is None else log.idle_share,
             parameters=sum(p.numel() for p in self._model.parameters()),
             seed=self._config.seed,
             versions=versions(),
         )
-        write_summary(self._folder, asdict(summary))
+        if self._world.is_main:
+            write_summary(self._folder, asdict(summary))
         return summary
 
-    def _write_model(self, folder: Path) -> None:
-        write_model_files(folder, self._model, tokenizer_folder=self._data.tokenizer_folder)
+    def _write_model(self, folder: Path, model: MaskedLM) -> None:
+        write_model_files(folder, model, tokenizer_folder=self._data.tokenizer_folder)
 
     def _card(self, summary: PretrainSummary) -> ModelCard:
         """The model card of a pretrained encoder."""

@@ -13,9 +13,14 @@ from bertsmith.train.checkpoint import fingerprint_of, newest_checkpoint, read_s
 
 FREE_KEYS = (
     *("data", "eval", "output"),  # paths; what the data holds has a fingerprint of its own
-    *("resume", "overwrite", "log_every_steps", "device", "save"),
+    *("resume", "overwrite", "log_every_steps", "device", "save", "parallel"),
 )
 """Keys that may differ between a run and its continuation: they do not change what is learned."""
+
+
+def as_text(path: Path | None) -> str | None:
+    """A path as `World.on_main` can hand it on."""
+    return None if path is None else str(path)
 
 
 def fingerprints_of(config: Any, data_fingerprint: str) -> dict[str, str]:
@@ -67,16 +72,17 @@ def _difference(folder: Path, config: Any) -> str:
         before = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError):
         return "the old ones cannot be read"
-    old, new = _flat(before), _flat(_bound_values(config))
+    old, new = flat(before), flat(_bound_values(config))
     changes = [f"{k}: was {old.get(k)}, is {v}" for k, v in new.items() if old.get(k) != v]
     return "; ".join(changes) or "keys were removed"
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -1,5 +1,6 @@
 """The model card: a README.md that says what a model was made of and how to use it."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,15 @@ class ModelCard:
     example: str
     """A text for the usage example."""
 
+    fits_transformers: bool = True
+    """False if bertsmith alone computes the model."""
+
 
 def write_card(folder: Path, card: ModelCard) -> None:
     """Write `README.md` with the header that model hubs read."""
     parts = [
         "---",
-        "library_name: transformers",
+        f"library_name: {'transformers' if card.fits_transformers else 'bertsmith'}",
         f"pipeline_tag: {card.task}",
         "tags: [bert, bertsmith]",
         "---",
@@ -44,10 +48,7 @@ def write_card(folder: Path, card: ModelCard) -> None:
         "",
         "## Use",
         "",
-        "```python",
-        "from transformers import pipeline",
-        f'pipeline("{card.task}", model="model")({card.example!r})',
-        "```",
+        *_usage(card),
         "",
     ]
     for heading, values in (
@@ -61,6 +62,24 @@ def write_card(folder: Path, card: ModelCard) -> None:
         parts.append("")
     parts += ["## Repeat", "", "```", card.repeat, "```", ""]
     write_text(folder / "README.md", "\n".join(parts))
+
+
+def _usage(card: ModelCard) -> list[str]:
+    if card.fits_transformers:
+        return [
+            "```python",
+            "from transformers import pipeline",
+            f'pipeline("{card.task}", model="model")({card.example!r})',
+            "```",
+        ]
+    command = f"echo {shlex.quote(card.example)} | bertsmith predict --model model"
+    return [
+        "transformers cannot compute this model's head; bertsmith does:",
+        "",
+        "```",
+        command,
+        "```",
+    ]
 
 
 def _cell(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bertsmith.errors import UserError
+from bertsmith.parallel.world import World
 from bertsmith.report.run_folder import write_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -73,6 +75,13 @@ class MetricsLog:
             return []
         lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [line for line in lines if line.endswith("\n")]  # the last one may be torn
+
+
+def open_metrics(
+    world: World, folder: Path, *, steps_done: int
+) -> AbstractContextManager[MetricsLog | None]:
+    """Rank 0's log; the other ranks have none."""
+    return MetricsLog(folder, steps_done=steps_done) if world.is_main else nullcontext()
 
 
 def _step_of(line: str) -> int:

@@ -4,6 +4,7 @@ Everything goes to standard error and to the run's `log.txt`, so that standard o
 result's.
 """
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Speaker:
         """Speak to standard error, and append to `folder/log.txt` if a folder is given."""
         self.console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._log = None if folder is None else folder / "log.txt"
+
+    @classmethod
+    def silent(cls) -> Self:
+        """One that says nothing: for the ranks that another speaks for."""
+        return cls(stream=open(os.devnull, "w", encoding="utf-8"))
 
     @property
     def is_live(self) -> bool:

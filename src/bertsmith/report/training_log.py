@@ -19,7 +19,7 @@ class TrainingLog:
 
     def __init__(
         self,
-        metrics: MetricsLog,
+        metrics: MetricsLog | None,
         display: TrainingDisplay,
         *,
         log_every_steps: int,
@@ -29,7 +29,7 @@ class TrainingLog:
         """Nothing is written yet.
 
         Args:
-            metrics: Where lines go.
+            metrics: Where lines go; None on a rank that writes none.
             display: What a person sees.
             log_every_steps: Steps between lines.
             flop_per_token: Useful work of training on one real token.
@@ -40,7 +40,8 @@ class TrainingLog:
         self._flop_per_token, self._gemm = flop_per_token, gemm_flop_per_second
         self._steps_seen = self._rated_tokens = self._early_tokens = 0
         self._rated_seconds = self._early_seconds = 0.0
-        self.recent_loss = metrics.last_loss
+        self._idle_shares = 0.0
+        self.recent_loss = None if metrics is None else metrics.last_loss
         """Training loss, smoothed over about ten steps; None before the first."""
 
     @property
@@ -60,9 +61,15 @@ class TrainingLog:
             return None
         return self._flop_per_token * self.tokens_per_second / self._gemm
 
+    @property
+    def idle_share(self) -> float:
+        """Mean share of a step's work that devices with fewer tokens waited for."""
+        return self._idle_shares / max(self._steps_seen, 1)
+
     def report(self, report: StepReport, state: RunState, progress: float) -> None:
         """Take in one step."""
         self._steps_seen += 1
+        self._idle_shares += report.idle_share
         if self._steps_seen > WARMUP_STEPS:
             self._rated_tokens += report.num_tokens
             self._rated_seconds += report.seconds
@@ -84,7 +91,8 @@ class TrainingLog:
             ),
             is_last=is_last,
         )
-        if is_last or state.step == 1 or state.step % self._log_every_steps == 0:
+        is_due = is_last or state.step == 1 or state.step % self._log_every_steps == 0
+        if is_due and self._metrics is not None:
             values = {
                 "loss": report.loss,
                 "learning_rate": report.learning_rate,
@@ -97,8 +105,9 @@ class TrainingLog:
 
     def scores(self, scores: dict[str, float], state: RunState) -> None:
         """Write the scores of an evaluation, named `valid_...`."""
-        self._metrics.write(
-            state.step,
-            {f"valid_{name}": value for name, value in scores.items()},
-            at_seconds=time.time(),
-        )
+        if self._metrics is not None:
+            self._metrics.write(
+                state.step,
+                {f"valid_{name}": value for name, value in scores.items()},
+                at_seconds=time.time(),
+            )

@@ -10,16 +10,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from bertsmith.durable import flush
 from bertsmith.errors import UserError
 from bertsmith.hf.weights import write_weights
+from bertsmith.parallel.sharding import fill
 from bertsmith.train.optim import AdamW
 
 SCHEMA_VERSION = 1
@@ -64,7 +66,7 @@ def save_checkpoint(
     folder: Path,
     *,
     state: RunState,
-    optimizer: AdamW,
+    moments: Sequence[tuple[str, Tensor]],
     write_model: Callable[[Path], None],
     fingerprints: Mapping[str, str],
 ) -> Path:
@@ -73,7 +75,7 @@ def save_checkpoint(
     Args:
         folder: The run's checkpoints folder.
         state: Goes into the JSON file.
-        optimizer: Its moments go into a safetensors file, by parameter name.
+        moments: The optimizer's, whole, by name: they go into a safetensors file.
         write_model: Writes the Hugging Face files into the folder it is given.
         fingerprints: What a resumed run must agree with, by name ("config", "data").
 
@@ -87,7 +89,7 @@ def save_checkpoint(
             shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir(parents=True)
         write_model(fresh)
-        write_weights(fresh / MOMENTS, list(optimizer.named_moments()))
+        write_weights(fresh / MOMENTS, moments)
         content = {
             "schema_version": SCHEMA_VERSION,
             "state": asdict(state),
@@ -158,7 +160,7 @@ def load_moments(path: Path, optimizer: AdamW, *, updates: int) -> None:
         for name, moment in optimizer.named_moments():
             if name not in stored or stored[name].shape != moment.shape:
                 raise UserError(f"{path / MOMENTS}: does not fit this model: {name} is missing")
-            moment.copy_(stored[name])
+            fill(moment, stored[name])
     optimizer.updates = updates
 
 

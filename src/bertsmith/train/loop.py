@@ -4,19 +4,22 @@ What to train on, where to write and what to show are the caller's business.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
 
+from bertsmith.batch import StepShare
+from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import World
 from bertsmith.train.checkpoint import RunState
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.interruption import Interruption
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 from bertsmith.train.schedule import learning_rate
-from bertsmith.train.step import BatchT, LossModel, StepReport, train_step
+from bertsmith.train.step import BatchT, StepReport, train_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +114,10 @@ class Outcome:
 
 
 def train(
-    model: LossModel[BatchT],
+    strategy: Strategy,
     optimizer: AdamW,
     *,
-    steps: Callable[[int], Iterator[Sequence[BatchT]]],
+    steps: Callable[[int], Iterator[StepShare[BatchT]]],
     config: LoopConfig,
     compute: Compute,
     state: RunState,
@@ -126,10 +129,13 @@ def train(
     Evaluation and saving never change the steps that follow: no randomness is shared, and a step's
     packs, masks and dropout follow from its number alone. A run that ends is evaluated and saved.
 
+    Every rank calls this, and all come to the same steps, evaluations, saves and end: what one rank
+    alone knows (the time, a signal) is agreed on first.
+
     Args:
-        model: In which `optimizer` holds the parameters.
+        strategy: Holds the model, of which `optimizer` holds the parameters.
         optimizer: Updated in place.
-        steps: The packs of step N, N + 1, ... for a start N; closed when training ends.
+        steps: This rank's packs of step N, N + 1, ... for a start N; closed when training ends.
         config: Budget, schedule and cadences.
         compute: Device and format.
         state: Where to start: a new run's is `RunState()`.
@@ -141,22 +147,24 @@ def train(
     """
     scaler = _scaler(compute, state)
     budget, last_saved_seconds = config.budget, state.elapsed_seconds
+    world = strategy.world
     stream = steps(state.step)
-    clock = time.perf_counter() - state.elapsed_seconds
+    clock = _Clock(world, already_seconds=state.elapsed_seconds)
     evaluated_at, saved_at = -1, state.step if state.step else -1
     # A run that had stopped early and is resumed has nothing left to do.
     status: Status = "stopped_early" if hooks.should_stop(state) else "completed"
     try:
         while status == "completed" and (before := budget.progress(state)) < 1.0:
-            if interruption.is_requested:
+            world.beat(f"step {state.step + 1:,}")
+            if world.sums([interruption.is_requested])[0]:
                 status = "interrupted"
                 break
             asked_at_seconds = time.perf_counter()
-            packs = next(stream)
+            share = next(stream)
             waited_seconds = time.perf_counter() - asked_at_seconds
             report = train_step(
-                model,
-                packs,
+                strategy,
+                share,
                 optimizer,
                 compute=compute,
                 scaler=scaler,
@@ -168,30 +176,44 @@ def train(
                 max_grad_norm=config.optim.max_grad_norm,
             )
             report = replace(report, seconds=report.seconds + waited_seconds)
-            state = _advance(state, report, scaler, elapsed=time.perf_counter() - clock)
+            state = _advance(state, report, scaler, elapsed=clock.elapsed_seconds())
             after = budget.progress(state)
             hooks.on_report(report, state, after)
             if after >= 1.0:
                 break
             if config.evaluate.is_due(state.step, before=before, after=after, since_seconds=0.0):
+                world.beat(f"the evaluation after step {state.step:,}")
                 state, evaluated_at = hooks.on_evaluate(state), state.step
-                state = replace(state, elapsed_seconds=time.perf_counter() - clock)
+                state = replace(state, elapsed_seconds=clock.elapsed_seconds())
                 if hooks.should_stop(state):
                     status = "stopped_early"
                     break
             waited = state.elapsed_seconds - last_saved_seconds
             if config.save.is_due(state.step, before=before, after=after, since_seconds=waited):
+                world.beat(f"the checkpoint of step {state.step:,}")
                 hooks.on_save(state)
                 saved_at = state.step
-                last_saved_seconds = time.perf_counter() - clock
+                last_saved_seconds = clock.elapsed_seconds()
     finally:
         _close(stream)
     if status == "completed" and evaluated_at != state.step:
         state = hooks.on_evaluate(state)
-        state = replace(state, elapsed_seconds=time.perf_counter() - clock)
+        state = replace(state, elapsed_seconds=clock.elapsed_seconds())
     if saved_at != state.step:
         hooks.on_save(state)
     return Outcome(status=status, state=state)
+
+
+class _Clock:
+    """Seconds of the whole run, rank 0's on every rank: minutes end for all at once."""
+
+    def __init__(self, world: World, *, already_seconds: float) -> None:
+        self._world = world
+        self._began_at_seconds = time.perf_counter() - already_seconds
+
+    def elapsed_seconds(self) -> float:
+        mine = time.perf_counter() - self._began_at_seconds
+        return self._world.sums([mine if self._world.is_main else 0.0])[0]
 
 
 def _close(stream: object) -> None:

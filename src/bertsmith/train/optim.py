@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.kernels import build, calls
+from bertsmith.parallel.sharding import own_part
 from bertsmith.train.config import OptimConfig
 
 
@@ -87,22 +88,20 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group["lr"] = learning_rate
 
-    def grad_norm(self) -> Tensor:
-        """L2 norm of the whole gradient, summed in float64, a scalar.
+    def squared_grad_norm(self) -> float:
+        """Squared L2 norm of the gradient, or of this rank's shards of it, summed in float64.
 
-        In float64 the sum does not depend on how tensors are split over ranks, which is what
-        lets a clipped run equal itself at another world size (anchors: bitwise topology).
+        In float64 the sum does not depend on how tensors are split over ranks, beyond what rounding
+        to fp32 hides: a clipped run equals itself at another world size.
         """
-        grads = [p.grad for p in self._names if p.grad is not None]
+        grads = [own_part(p.grad) for p in self._names if p.grad is not None]
         if not grads:
-            return torch.zeros((), dtype=torch.float64)
+            return 0.0
         lib = build.load("fp32") if grads[0].device.type == "cpu" else None
         if lib is not None:
-            total = calls.sum_of_squares(lib, [g.contiguous() for g in grads])
-            return torch.tensor(total, dtype=torch.float64).sqrt()
+            return calls.sum_of_squares(lib, [g.contiguous() for g in grads])
         norms = torch._foreach_norm(grads, 2, dtype=torch.float64)
-        total_norm: Tensor = torch.stack(list(norms)).norm()
-        return total_norm
+        return float(torch.stack(list(norms)).square().sum())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -125,10 +124,10 @@ class AdamW(torch.optim.Optimizer):
         rate, decay = float(group["lr"]), float(group["weight_decay"])  # type: ignore[arg-type]
         calls.adamw(
             lib,
-            parameters,
-            [p.grad.contiguous() for p in parameters if p.grad is not None],
-            [self.state[p]["first_moment"] for p in parameters],
-            [self.state[p]["second_moment"] for p in parameters],
+            [own_part(p) for p in parameters],
+            [own_part(p.grad).contiguous() for p in parameters if p.grad is not None],
+            [own_part(self.state[p]["first_moment"]) for p in parameters],
+            [own_part(self.state[p]["second_moment"]) for p in parameters],
             calls.AdamWStep(
                 rate=rate / (1.0 - config.beta1**self.updates),
                 shrink=1.0 - rate * decay,
@@ -144,10 +143,10 @@ class AdamW(torch.optim.Optimizer):
         device = parameters[0].device
         # The fused kernel divides by grad_scale and counts steps before it is called.
         torch._fused_adamw_(
-            [*parameters],
-            [p.grad for p in parameters if p.grad is not None],
-            [self.state[p]["first_moment"] for p in parameters],
-            [self.state[p]["second_moment"] for p in parameters],
+            [own_part(p) for p in parameters],
+            [own_part(p.grad) for p in parameters if p.grad is not None],
+            [own_part(self.state[p]["first_moment"]) for p in parameters],
+            [own_part(self.state[p]["second_moment"]) for p in parameters],
             [],
             [torch.tensor(float(self.updates), device=device)] * len(parameters),
             lr=float(group["lr"]),  # type: ignore[arg-type]

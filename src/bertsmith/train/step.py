@@ -1,21 +1,22 @@
 """One optimizer step, and the only place where a gradient is asked for.
 
 The loss of a step is the mean over all its targets: losses travel as sums, the number of targets is
-counted before the first backward, and there is one division. Cutting a step into more packs
-therefore changes nothing but rounding (transformers scales such gradients wrongly: issue 47688).
+counted over all ranks before the first backward, and there is one division. Cutting a step into
+more packs, or sharing it out over ranks, therefore changes nothing but rounding (transformers
+scales such gradients wrongly: issue 47688).
 """
 
 import hashlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from bertsmith.batch import LossSum
+from bertsmith.batch import StepShare
+from bertsmith.parallel.strategies import Strategy
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 
@@ -42,15 +43,6 @@ class Batch(Protocol):
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
-BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
-
-
-class LossModel(Protocol[BatchT_contra]):
-    """A model that owns its loss."""
-
-    def __call__(self, batch: BatchT_contra, *, dropout_seed: int | None) -> LossSum:
-        """Summed loss of a pack."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +62,9 @@ class StepReport:
     num_targets: int
     num_tokens: int
     """Real tokens."""
+
+    idle_share: float
+    """Work that ranks with fewer tokens had to wait for: 1 - mean / most tokens of a rank."""
 
     seconds: float
     """From asking for the step's packs to the end of the update."""
@@ -103,8 +98,8 @@ def dropout_seed_of(seed: int, *, step: int) -> int:
 
 
 def train_step(
-    model: LossModel[BatchT],
-    packs: Sequence[BatchT],
+    strategy: Strategy,
+    share: StepShare[BatchT],
     optimizer: AdamW,
     *,
     compute: Compute,
@@ -114,76 +109,117 @@ def train_step(
     learning_rate: float,
     max_grad_norm: float | None,
 ) -> StepReport:
-    """Run the packs, then update once with the mean over all their targets.
+    """Run the packs, then update once with the mean over all targets of all ranks.
 
     Args:
-        model: Whose parameters the optimizer holds; its gradients are empty before and after.
-        packs: Micro-batches of this step.
+        strategy: Its model's parameters are the optimizer's; their gradients are empty before and
+            after.
+        share: This rank's packs of the step.
         optimizer: Updates the parameters.
         compute: Device and format of the forward pass.
         scaler: Scales the loss of an fp16 run; None for the others.
         step: Steps done before, from 0.
-        seed: The run's; dropout follows from it, the step and the pack.
+        seed: The run's; dropout follows from it, the step and a token's place in it.
         learning_rate: Of this update.
         max_grad_norm: L2 bound on the gradient; None leaves it unclipped.
 
     Raises:
-        NonFiniteLossError: Before the update; parameters and moments are as they were.
+        NonFiniteLossError: On every rank, before the update; parameters and moments are as they
+            were.
     """
     started_at_seconds = time.perf_counter()
-    num_targets = sum(pack.num_targets for pack in packs)
-    num_tokens = sum(pack.num_tokens for pack in packs)
-    losses: dict[int, Tensor] = {}
-    for number, pack in enumerate(packs):
-        if pack.num_targets == 0:
-            continue
-        with compute.autocast():
-            loss = model(pack.to(compute.device), dropout_seed=dropout_seed_of(seed, step=step))
-        mean_share = loss.nats / num_targets
-        losses[number] = mean_share.detach()
-        if scaler is not None:
-            mean_share = scaler.scale(mean_share)
-        mean_share.backward()  # type: ignore[no-untyped-call]
+    own_losses = _backward(strategy, share, compute=compute, scaler=scaler, step=step, seed=seed)
+    num_targets = sum(pack.num_targets for pack in share.packs)
+    sums = strategy.world.sums([*own_losses, num_targets, *strategy.tokens_by_device(share)])
+    losses, num_targets = sums[: share.num_packs], round(sums[share.num_packs])
+    tokens_by_device = sums[share.num_packs + 1 :]
     report = _update(
+        strategy,
         optimizer,
         scaler,
-        list(losses.values()),
+        loss=sum(losses) if num_targets else None,
         learning_rate=learning_rate,
         max_grad_norm=max_grad_norm,
     )
-    if report is None:
-        bad = [number for number, loss in losses.items() if not bool(torch.isfinite(loss))]
-        optimizer.zero_grad(set_to_none=True)
-        what = "loss" if bad else "gradient"
-        raise NonFiniteLossError(step=step, pack=bad[0] if bad else None, what=what)
-    total_loss, grad_norm, is_applied = report
     optimizer.zero_grad(set_to_none=True)
+    if report is None:
+        bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        what = "gradient" if bad is None else "loss"
+        raise NonFiniteLossError(step=step, pack=bad, what=what)
+    grad_norm, is_applied = report
+    num_tokens, most = round(sum(tokens_by_device)), max(tokens_by_device)
     return StepReport(
         step=step + 1,
-        loss=total_loss,
+        loss=sum(losses),
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         num_targets=num_targets,
         num_tokens=num_tokens,
+        idle_share=1.0 - num_tokens / (len(tokens_by_device) * most) if most else 0.0,
         seconds=time.perf_counter() - started_at_seconds,
         is_applied=is_applied,
     )
 
 
+def _backward(
+    strategy: Strategy,
+    share: StepShare[BatchT],
+    *,
+    compute: Compute,
+    scaler: torch.amp.GradScaler | None,
+    step: int,
+    seed: int,
+) -> list[float]:
+    """Leave the step's gradient in the parameters.
+
+    Returns:
+        What each pack of the step adds to its loss; 0 for the packs of other ranks.
+    """
+    packs = list(share.packs)
+    counted = strategy.world.begin_sums([sum(pack.num_targets for pack in packs)])
+    dropout_seed = dropout_seed_of(seed, step=step)
+    mean_shares: list[Tensor] = []
+    rounds = list(strategy.rounds(packs))
+    for number, some in enumerate(rounds):
+        with strategy.accumulating(is_last=number == len(rounds) - 1):
+            with compute.autocast():
+                losses = strategy.losses(some, dropout_seed=dropout_seed)
+            num_targets = max(counted.wait()[0], 1.0)
+            # A pack without targets is run all the same: other ranks wait for its gradient, 0.
+            found = [
+                loss.nats / num_targets if pack.num_targets else loss.nats * 0.0
+                for loss, pack in zip(losses, some, strict=True)
+            ]
+            mean_shares += [mean_share.detach() for mean_share in found]
+            total = torch.stack(found).sum()
+            (total if scaler is None else scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+    by_pack = [0.0] * share.num_packs
+    values = torch.stack(mean_shares).tolist()
+    for number, value in zip(share.numbers, values, strict=False):  # fillers come last
+        by_pack[number] = value
+    return by_pack
+
+
 def _update(
+    strategy: Strategy,
     optimizer: AdamW,
     scaler: torch.amp.GradScaler | None,
-    losses: list[Tensor],
     *,
+    loss: float | None,
     learning_rate: float,
     max_grad_norm: float | None,
-) -> tuple[float, float, bool] | None:
-    """Clip and update; (loss, gradient norm, whether applied), or None if not finite."""
-    if not losses:
-        return 0.0, 0.0, False
+) -> tuple[float, bool] | None:
+    """Clip and update; (gradient norm, whether applied), or None if not finite.
+
+    `loss` is None where the step had no target.
+    """
+    if loss is None:
+        return 0.0, False
     if scaler is not None:
         scaler.unscale_(optimizer)  # before the norm: clipping scaled gradients clips always
-    loss, grad_norm = float(torch.stack(losses).double().sum()), float(optimizer.grad_norm())
+    square = strategy.sum_over_shards(optimizer.squared_grad_norm())
+    # In fp32: ranks that add up parts of the float64 sum in another order still clip alike.
+    grad_norm = float(torch.tensor(square, dtype=torch.float64).sqrt().float())
     overflowed = (
         scaler is not None
         and scaler.get_scale() > SMALLEST_LOSS_SCALE
@@ -201,4 +237,4 @@ def _update(
     else:
         scaler.step(optimizer)  # skips the update where a gradient overflowed
         scaler.update()
-    return loss, grad_norm, not overflowed
+    return grad_norm, not overflowed

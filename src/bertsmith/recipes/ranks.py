@@ -1,0 +1,51 @@
+"""What pretrain and finetune share about running as one rank of several."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import bertsmith
+from bertsmith.errors import UserError
+from bertsmith.parallel.choice import devices_here, processes_to_start
+from bertsmith.parallel.place import place_from
+from bertsmith.parallel.world import World, joined
+from bertsmith.recipes.config import FinetuneConfig, PretrainConfig
+from bertsmith.recipes.resume import flat
+from bertsmith.report.run_folder import versions
+
+
+@contextmanager
+def world_of(config: PretrainConfig | FinetuneConfig) -> Iterator[World]:
+    """Within the block this process is a rank of the run that the config describes.
+
+    Raises:
+        UserError: The config asks for more processes than were started, or ranks differ.
+    """
+    if count := processes_to_start(config.parallel, devices_here(config.device), os.environ):
+        raise UserError(
+            f"--parallel.devices {count} takes {count} processes, which the bertsmith command "
+            f"starts; from Python, start this program with torchrun --nproc-per-node {count}"
+        )
+    facts = versions() | {"code": code_fingerprint()}
+    facts |= {key: str(value) for key, value in flat(dataclasses.asdict(config)).items()}
+    with joined(config.parallel, facts=facts) as world:
+        yield world
+
+
+def is_main_process() -> bool:
+    """Whether this process speaks for the run; asked before it has joined and after it has left."""
+    place = place_from(os.environ)
+    return place is None or place.rank == 0
+
+
+def code_fingerprint() -> str:
+    """sha256 over the package's own files."""
+    digest = hashlib.sha256()
+    root = Path(bertsmith.__file__).parent
+    for file in sorted(root.rglob("*")):
+        if file.suffix in (".py", ".c", ".h"):
+            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
