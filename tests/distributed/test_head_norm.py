@@ -200,9 +200,14 @@ def test_two_processes_equal_one_on_the_joined_rows(
 def test_two_processes_train_the_classifier_that_one_trains(tmp_path: Path) -> None:
     """Four steps with dropout: uneven packs, a filler, one sequence on each rank.
 
-    In float64: a pack of two sequences makes their values +1 and -1, and fp32 rounding large.
+    In float64: a pack of two sequences makes their values +1 and -1, and fp32 rounding large. The
+    softmax is in fp32 all the same, and rounds by how threads share it out: one thread, as in the
+    ranks.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     one = train_classifier((0, 1), None)
+    torch.set_num_threads(threads)
     for answer in run_ranks(classifier_of_a_rank, 2, tmp_path):
         assert set(answer) == set(one)
         for name, values in answer.items():
