@@ -197,7 +197,7 @@ def _seconds(call: Callable[[], object], *, times: int = 5) -> float:
     return statistics.median(taken)
 
 
-def measure_processes(data: Path, scratch: Path, *, steps: int = 40) -> dict[str, Any] | None:
+def measure_processes(data: Path, scratch: Path, *, steps: int = 20) -> dict[str, Any] | None:
     """Tokens a second of two processes of a thread each over those of one of two threads.
 
     Both sides train the same steps on the same prepared data, in turns; the figure is the median
@@ -210,6 +210,7 @@ def measure_processes(data: Path, scratch: Path, *, steps: int = 40) -> dict[str
         return None
     command += ["--data", str(data), "--model", "bert-mini", "--steps", str(steps)]
     command += ["--tokens_per_step", "8192"]
+    command += ["--eval.every_steps", str(steps), "--eval.max_tokens", "2000"]
     sides = {"one process, two threads": (2, []), "two processes, one thread each": (1, ["2"])}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(3):
