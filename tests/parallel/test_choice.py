@@ -53,6 +53,13 @@ def test_processes_are_started_for_each_device_unless_one_does(
     assert processes_to_start(ParallelConfig(strategy="ddp"), FOUR_GPUS, UNDER_TORCHRUN) is None
 
 
+def test_the_last_rank_of_a_shrunk_job_trains_alone_whatever_the_others_were() -> None:
+    alone = UNDER_TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for strategy, devices in (("ddp", 1), ("fsdp", 1), ("ddp", 2)):
+        config = ParallelConfig(strategy=strategy, devices=devices)  # type: ignore[arg-type]
+        assert processes_to_start(config, ONE_GPU, alone) is None
+
+
 @pytest.mark.parametrize(
     ("config", "devices", "environ", "line"),
     [

@@ -74,6 +74,8 @@ def processes_to_start(
                 "for each"
             )
         return None
+    if place is not None:  # the one process that is left of several
+        return None
     count = num_devices(config, devices)
     _check(config, devices, count)
     if count == 1 or config.strategy == "dp":

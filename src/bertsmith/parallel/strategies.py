@@ -62,7 +62,8 @@ class Strategy:
     def tokens_by_device(self, share: StepShare[Any]) -> list[int]:
         """This rank's tokens of a step, at the places of its devices among all; others are 0."""
         tokens = [0] * self.packs_at_once
-        tokens[self.world.rank] = sum(pack.num_tokens for pack in share.packs)
+        counted = share.packs[: len(share.numbers)]  # fillers come after
+        tokens[self.world.rank] = sum(pack.num_tokens for pack in counted)
         return tokens
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[object]:
@@ -188,7 +189,9 @@ class FullySharded(Strategy):
         mesh = init_device_mesh(device.type, (world.size,))
         policy = MixedPrecisionPolicy()
         if device.type == "cuda" and dtype != torch.float32:
-            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+            policy = MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
         for module in [m for m in model.modules() if isinstance(m, Block)] + [model]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
             sharded = cast(FSDPModule, module)
@@ -217,6 +220,9 @@ class FullySharded(Strategy):
     def whole_model(self, model: ModelT) -> ModelT:
         """A copy in one piece on rank 0's CPU; on the other ranks an empty one."""
         assert model is self.model
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # evaluation leaves the root whole, in the type of products
         filled = self._skeleton.to_empty(device="cpu") if self.world.is_main else None
         target = dict(filled.named_parameters()) if filled is not None else {}
         named = ((name, p.detach()) for name, p in self.model.named_parameters())
