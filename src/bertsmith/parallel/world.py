@@ -65,7 +65,6 @@ class World:
         self.rank = 0 if place is None else place.rank
         self.size = 1 if place is None else place.size
         self.local_rank = 0 if place is None else place.local_rank
-        self.local_size = 1 if place is None else place.local_size
         self._store, self._heart = store, heart
         self._num_asked = 0
 

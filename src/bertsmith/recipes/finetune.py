@@ -30,17 +30,19 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
-from bertsmith.recipes.ranks import is_main_process, world_of
-from bertsmith.recipes.resume import as_text, checkpoint_to_resume
+from bertsmith.recipes.ranks import (
+    agreed_checkpoint,
+    is_main_process,
+    open_output,
+    world_of,
+)
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
 from bertsmith.report.devices import BusySampler, devices_of, uses_of
 from bertsmith.report.metrics_log import open_metrics
-from bertsmith.report.progress import Speaker, TrainingDisplay
+from bertsmith.report.progress import TrainingDisplay
 from bertsmith.report.run_folder import (
     check_inputs_stay,
     check_run_folder,
-    open_run_folder,
-    write_config,
 )
 from bertsmith.train.checkpoint import (
     RunState,
@@ -92,12 +94,7 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
     data = open_task(config, source, at_once=at_once)
     world.check_same("data", {"fingerprint": data.fingerprint})
     lines: list[str] = []
-    found = world.on_main(
-        lambda: as_text(
-            checkpoint_to_resume(Path(config.output), config, data.fingerprint, lines.append)
-        )
-    )
-    checkpoint = Path(found) if found else None
+    checkpoint = agreed_checkpoint(world, config, data.fingerprint, lines.append)
     model, report = load_classifier(
         checkpoint or source,
         labels=data.tables.labels,
@@ -124,16 +121,9 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
     lines += describe_head(config.head)
 
     folder = Path(config.output)
-    world.on_main(
-        lambda: as_text(
-            open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-        )
-    )
-    speaker = Speaker(folder) if world.is_main else Speaker.silent()
+    speaker = open_output(world, config)
     for line in lines:
         speaker.say(line)
-    if world.is_main:
-        write_config(folder, config)
     run = FinetuneRun(
         config, folder, speaker, compute, strategy, model, optimizer, data, vocabulary, state
     )

@@ -17,16 +17,18 @@ from bertsmith.parallel.world import World
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.masked_lm import make_masked_lm
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
-from bertsmith.recipes.ranks import is_main_process, world_of
-from bertsmith.recipes.resume import as_text, checkpoint_to_resume
+from bertsmith.recipes.ranks import (
+    agreed_checkpoint,
+    is_main_process,
+    open_output,
+    world_of,
+)
 from bertsmith.report.devices import BusySampler, devices_of, uses_of
 from bertsmith.report.metrics_log import open_metrics
-from bertsmith.report.progress import Speaker, TrainingDisplay
+from bertsmith.report.progress import TrainingDisplay
 from bertsmith.report.run_folder import (
     check_inputs_stay,
     check_run_folder,
-    open_run_folder,
-    write_config,
 )
 from bertsmith.train.checkpoint import RunState, load_moments, newest_checkpoint, read_state
 from bertsmith.train.interruption import catch_signals
@@ -72,12 +74,7 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
     at_once = devices_at_once(config.parallel, world, device=config.device)
     check_packs(config, data.stream, at_once)
     lines: list[str] = []
-    found = world.on_main(
-        lambda: as_text(
-            checkpoint_to_resume(Path(config.output), config, data.corpus.fingerprint, lines.append)
-        )
-    )
-    checkpoint = Path(found) if found else None
+    checkpoint = agreed_checkpoint(world, config, data.corpus.fingerprint, lines.append)
     model = make_masked_lm(
         config,
         data.corpus.vocab,
@@ -100,16 +97,9 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
         lines.append(f"resumed from {checkpoint}")
 
     folder = Path(config.output)
-    world.on_main(
-        lambda: as_text(
-            open_run_folder(config.output, resume=config.resume, overwrite=config.overwrite)
-        )
-    )
-    speaker = Speaker(folder) if world.is_main else Speaker.silent()
+    speaker = open_output(world, config)
     for line in lines:
         speaker.say(line)
-    if world.is_main:
-        write_config(folder, config)
     run = PretrainRun(config, folder, speaker, compute, strategy, model, optimizer, data, state)
     settings = loop_config(config, data.stream)
     run.say_banner(settings.budget)

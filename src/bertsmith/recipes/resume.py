@@ -18,11 +18,6 @@ FREE_KEYS = (
 """Keys that may differ between a run and its continuation: they do not change what is learned."""
 
 
-def as_text(path: Path | None) -> str | None:
-    """A path as `World.on_main` can hand it on."""
-    return None if path is None else str(path)
-
-
 def fingerprints_of(config: Any, data_fingerprint: str) -> dict[str, str]:
     """What a continuation must agree with.
 
