@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
+
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.parallel.world import World, joined
+from bertsmith.parallel.world import joined
 
 PATIENCE_SECONDS = 240.0
 
@@ -39,10 +42,10 @@ def free_port() -> int:
 
 
 def run_ranks(work: Callable[..., Any], *args: Any, size: int = 2) -> list[Any]:
-    """What `work(world, *args)` gave on each rank.
+    """What `work(world, *args)` gave on each rank of a gloo group; `work` may use the group.
 
     Raises:
-        RuntimeError: A rank ended without an answer.
+        RuntimeError: A rank failed, whose traceback stands on standard error, or gave no answer.
     """
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
@@ -54,30 +57,31 @@ def run_ranks(work: Callable[..., Any], *args: Any, size: int = 2) -> list[Any]:
     for process in processes:
         process.start()
     found: dict[int, Any] = {}
+    until = time.monotonic() + PATIENCE_SECONDS
     try:
-        for _ in range(size):
-            rank, answer = answers.get(timeout=PATIENCE_SECONDS)
-            found[rank] = pickle.loads(answer)
-    except queue.Empty:
-        raise RuntimeError(f"ranks {sorted(set(range(size)) - found.keys())} are silent") from None
+        while len(found) < size:
+            with suppress(queue.Empty):
+                rank, answer = answers.get(timeout=0.1)
+                found[rank] = pickle.loads(answer)
+            codes = [process.exitcode for process in processes]
+            if any(codes) or time.monotonic() > until:  # the others would wait for it
+                raise RuntimeError(f"of {size} ranks {sorted(found)} answered; exit codes {codes}")
     finally:
         for process in processes:
-            process.join(timeout=20.0)
+            process.join(timeout=20.0 if len(found) == size else 0.0)
             if process.is_alive():
                 process.kill()
+                process.join()
     return [found[rank] for rank in range(size)]
 
 
 def _rank(
     rank: int, size: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], answers: Any
 ) -> None:
-    import torch
-
     os.environ |= environment_of(rank, size, port)
     torch.set_num_threads(1)
     config = ParallelConfig(timeout_seconds=100.0, join_seconds=100.0)
-    with joined(config, facts={}) as world:
-        assert isinstance(world, World)
+    with joined(config, on_gpus=False, facts={}) as world:
         answers.put((rank, pickle.dumps(work(world, *args))))
 
 

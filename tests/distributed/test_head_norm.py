@@ -1,7 +1,6 @@
 """Synchronised batch norm: two processes equal one on the joined batch, however rows lie."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from bertsmith.batch import LabelledBatch, pack
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.head_norm import BatchNorm, synchronized
 from bertsmith.model.heads import SequenceClassifier, initialize
-from distributed.two_ranks import run_ranks
+from bertsmith.parallel.world import World
+from ranks import run_ranks
 
 COUNTS = [(5, 3), (7, 1), (8, 0), (0, 2), (1, 1), (1, 0), (0, 1)]
 """Rows of each rank; the last two have no variance to measure."""
@@ -78,15 +78,15 @@ def pass_of(norm: BatchNorm, rows_ND: Tensor, weights_ND: Tensor) -> dict[str, T
     }
 
 
-def norms_of_a_rank(rank: int, world_size: int) -> list[dict[str, Tensor]]:
+def norms_of_a_rank(world: World) -> list[dict[str, Tensor]]:
     """Every case twice, fp32 and float64."""
-    group = dist.new_group(list(range(world_size)))
+    group = dist.new_group()
     passes = []
     for dtype in (torch.float32, torch.float64):
         for case in range(len(COUNTS)):
             norm = make_norm(dtype)
             assert synchronized(norm, group) is norm
-            passes.append(pass_of(norm, *part_of(rank, case, dtype)))
+            passes.append(pass_of(norm, *part_of(world.rank, case, dtype)))
     return passes
 
 
@@ -145,18 +145,20 @@ def train_classifier(ranks: tuple[int, ...], group: dist.ProcessGroup | None) ->
     }
 
 
-def classifier_of_a_rank(rank: int, world_size: int) -> dict[str, Tensor]:
-    group = dist.new_group(list(range(world_size)))
-    return {name: values.detach() for name, values in train_classifier((rank,), group).items()}
+def classifier_of_a_rank(world: World) -> dict[str, Tensor]:
+    group = dist.new_group()
+    return {
+        name: values.detach() for name, values in train_classifier((world.rank,), group).items()
+    }
 
 
-def norm_of_a_gpu_rank(rank: int, world_size: int) -> list[dict[str, Tensor]]:
+def norm_of_a_gpu_rank(world: World) -> list[dict[str, Tensor]]:
     """Both ranks on one GPU, which gloo allows and NCCL does not."""
     passes = []
     for case in range(len(COUNTS)):
         norm = make_norm(torch.float32).cuda()
         synchronized(norm, dist.group.WORLD)
-        parts = [values.cuda() for values in part_of(rank, case, torch.float32)]
+        parts = [values.cuda() for values in part_of(world.rank, case, torch.float32)]
         passes.append({name: values.cpu() for name, values in pass_of(norm, *parts).items()})
     return passes
 
@@ -165,11 +167,8 @@ def norm_of_a_gpu_rank(rank: int, world_size: int) -> list[dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def norms(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
-    answers: list[list[dict[str, Tensor]]] = run_ranks(
-        norms_of_a_rank, 2, tmp_path_factory.mktemp("ranks")
-    )
-    return answers
+def norms() -> list[list[dict[str, Tensor]]]:
+    return run_ranks(norms_of_a_rank)
 
 
 def assert_ranks_equal_one(
@@ -197,7 +196,7 @@ def test_two_processes_equal_one_on_the_joined_rows(
     assert_ranks_equal_one(one, [answers[place] for answers in norms], bound=bound)
 
 
-def test_two_processes_train_the_classifier_that_one_trains(tmp_path: Path) -> None:
+def test_two_processes_train_the_classifier_that_one_trains() -> None:
     """Four steps with dropout: uneven packs, a filler, one sequence on each rank.
 
     In float64: a pack of two sequences makes their values +1 and -1, and fp32 rounding large. The
@@ -208,7 +207,7 @@ def test_two_processes_train_the_classifier_that_one_trains(tmp_path: Path) -> N
     torch.set_num_threads(1)
     one = train_classifier((0, 1), None)
     torch.set_num_threads(threads)
-    for answer in run_ranks(classifier_of_a_rank, 2, tmp_path):
+    for answer in run_ranks(classifier_of_a_rank):
         assert set(answer) == set(one)
         for name, values in answer.items():
             expected = one[name].detach()
@@ -217,8 +216,8 @@ def test_two_processes_train_the_classifier_that_one_trains(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_processes_on_a_gpu_equal_one_process_here(tmp_path: Path) -> None:
-    answers = run_ranks(norm_of_a_gpu_rank, 2, tmp_path)
+def test_two_processes_on_a_gpu_equal_one_process_here() -> None:
+    answers = run_ranks(norm_of_a_gpu_rank)
     for case in range(len(COUNTS)):
         one = pass_of(make_norm(torch.float32), *rows_of(case, torch.float32))
         assert_ranks_equal_one(one, [answer[case] for answer in answers], bound=1e-5)

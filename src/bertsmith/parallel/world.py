@@ -192,7 +192,7 @@ class OtherRankFailedError(Exception):
 
 
 @contextmanager
-def joined(config: ParallelConfig, *, facts: Mapping[str, str]) -> Iterator[World]:
+def joined(config: ParallelConfig, *, on_gpus: bool, facts: Mapping[str, str]) -> Iterator[World]:
     """Within the block this process is one of its run's ranks.
 
     A process that neither torchrun nor srun has started is a world of its own. When a rank fails,
@@ -200,6 +200,7 @@ def joined(config: ParallelConfig, *, facts: Mapping[str, str]) -> Iterator[Worl
 
     Args:
         config: Timeouts.
+        on_gpus: Whether each rank trains on a GPU of its own; a CPU run needs none that is there.
         facts: What has to be the same on every rank: versions, code, settings.
 
     Raises:
@@ -224,10 +225,10 @@ def joined(config: ParallelConfig, *, facts: Mapping[str, str]) -> Iterator[Worl
     )
     heart.start()
     try:
-        if torch.cuda.is_available():
+        if on_gpus:
             torch.cuda.set_device(place.local_rank)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
             store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,

@@ -25,14 +25,15 @@ def world_of(config: PretrainConfig | FinetuneConfig) -> Iterator[World]:
     Raises:
         UserError: The config asks for more processes than were started, or ranks differ.
     """
-    if count := processes_to_start(config.parallel, devices_here(config.device), os.environ):
+    here = devices_here(config.device)
+    if count := processes_to_start(config.parallel, here, os.environ):
         raise UserError(
             f"--parallel.devices {count} takes {count} processes, which the bertsmith command "
             f"starts; from Python, start this program with torchrun --nproc-per-node {count}"
         )
     facts = versions() | {"code": code_fingerprint()}
     facts |= {key: str(value) for key, value in flat(dataclasses.asdict(config)).items()}
-    with joined(config.parallel, facts=facts) as world:
+    with joined(config.parallel, on_gpus=here.kind == "cuda", facts=facts) as world:
         yield world
 
 

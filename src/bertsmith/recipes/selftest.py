@@ -21,7 +21,7 @@ from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, StepShare, 
 from bertsmith.errors import EXIT_FAULT
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, SequenceClassifier, initialize
-from bertsmith.parallel.choice import wrap
+from bertsmith.parallel.choice import devices_here, wrap
 from bertsmith.parallel.config import StrategyName
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World, joined
@@ -85,7 +85,8 @@ class Difference:
 def main(config: SelftestConfig) -> int:
     """Run the comparisons, print them, and fail where one is above the bound."""
     facts = {key: str(value) for key, value in dataclasses.asdict(config).items()}
-    with joined(config.parallel, facts=facts) as world:
+    on_gpus = devices_here(config.device).kind == "cuda"
+    with joined(config.parallel, on_gpus=on_gpus, facts=facts) as world:
         speaker = Speaker() if world.is_main else Speaker.silent()
         compute = choose_compute("fp32", config.device, local_rank=world.local_rank)
         speaker.say(f"{config.steps} steps in fp32 on {world.size} ranks ({compute.device.type})")
