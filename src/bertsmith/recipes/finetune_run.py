@@ -205,7 +205,7 @@ class FinetuneRun:
             display,
             log_every_steps=self._config.log_every_steps,
             flop_per_token=flop / sum(lengths),
-            gemm_flop_per_second=self._world.size
+            gemm_flop_per_second=self._strategy.packs_at_once
             * gemm_flop_per_second(
                 shape,
                 tokens=max(1, min(self._config.tokens_per_pack, in_a_step)),

@@ -145,7 +145,7 @@ class PretrainRun:
             display,
             log_every_steps=self._config.log_every_steps,
             flop_per_token=flop / int(sample.sum()),
-            gemm_flop_per_second=self._world.size
+            gemm_flop_per_second=self._strategy.packs_at_once
             * gemm_flop_per_second(shape, tokens=packing.tokens_per_pack, compute=self._compute),
         )
 

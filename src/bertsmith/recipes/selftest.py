@@ -112,9 +112,12 @@ def main(config: SelftestConfig) -> int:
 
 def compare(world: World, compute: Compute, *, steps: int, speaker: Speaker) -> list[Difference]:
     """Every strategy against one device, for both heads; every rank has to take part."""
-    ways: list[tuple[str, StrategyName, World]] = [("dp (CPU replicas)", "dp", World())]
+    cpu = Compute(device=torch.device("cpu"), dtype=torch.float32)
+    ways: list[tuple[str, StrategyName, World, Compute]] = [
+        ("dp (CPU replicas)", "dp", World(), cpu)
+    ]
     if world.size > 1:
-        ways += [("ddp", "ddp", world), ("fsdp", "fsdp", world)]
+        ways += [("ddp", "ddp", world, compute), ("fsdp", "fsdp", world, compute)]
     ranks = max(world.size, 2)
     differences: list[Difference] = []
     heads: tuple[Head, ...] = ("masked language model", "classifier")
@@ -123,20 +126,17 @@ def compare(world: World, compute: Compute, *, steps: int, speaker: Speaker) -> 
             ("a pack a rank", [ranks]),
             ("three packs a rank, at times one in all", [3 * ranks, 3 * ranks, 1]),
         ):
-            alone = train_small(head, "none", World(), compute, steps=steps, packs=packs)
-            for name, strategy, ranks_of_it in ways:
-                on = compute
-                if strategy == "dp":
-                    on = Compute(device=torch.device("cpu"), dtype=torch.float32)
-                    alone_there = train_small(head, "none", World(), on, steps=steps, packs=packs)
-                else:
-                    alone_there = alone
+            alone = {
+                on: train_small(head, "none", World(), on, steps=steps, packs=packs)
+                for on in {way[3] for way in ways}
+            }
+            for name, strategy, ranks_of_it, on in ways:
                 found = train_small(
                     head, strategy, ranks_of_it, on, steps=steps, packs=packs, num_devices=ranks
                 )
                 world.beat(f"the selftest of {name}")
                 differences.append(
-                    difference(found, alone_there, head=head, strategy=name, grid=grid)
+                    difference(found, alone[on], head=head, strategy=name, grid=grid)
                 )
                 speaker.say(f"{head}, {name}, {grid}: done")
     return differences
