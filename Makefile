@@ -19,7 +19,8 @@ demo: $(READY)
 	$(BIN)/bertsmith demo --output demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	# One process with one thread for each core: the models are tiny, and threads would only wait.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -53,6 +53,10 @@ class MadeUpCorpus:
         length = int(self.lengths(index, index + 1)[0])
         return 5 + (index * 37 + np.arange(length)) % (VOCAB.size - 5)
 
+    def word_starts(self, index: int, /) -> NDArray[np.bool_]:
+        """Every token is a word."""
+        return np.ones(len(self.document(index)), np.bool_)
+
 
 def write_hollow_shards(folder: Path, tokenizer: Path, *, num_tokens: int) -> int:
     """A prepared folder whose files have their sizes but no content; returns its shards.

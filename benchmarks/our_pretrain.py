@@ -56,6 +56,10 @@ class InMemoryCorpus:
         """Token ids without special tokens."""
         return self._documents[number]
 
+    def word_starts(self, number: int) -> NDArray[np.bool_]:
+        """Not noted: units are tokens."""
+        raise NotImplementedError
+
     def name_of(self, number: int) -> str:
         """For messages."""
         return f"document {number}"

@@ -15,9 +15,24 @@ from typing import Any
 import torch
 
 from bertsmith.parallel.config import ParallelConfig
+from bertsmith.parallel.place import Place
 from bertsmith.parallel.world import joined
 
 PATIENCE_SECONDS = 240.0
+
+
+def place_of(rank: int, size: int = 2, *, has_agent: bool = False, port: int = 29500) -> Place:
+    """A rank of a run on this machine, without a process of its own."""
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        local_size=size,
+        host="127.0.0.1",
+        port=port,
+        has_agent=has_agent,
+        run_id="job",
+    )
 
 
 def environment_of(rank: int, size: int, port: int) -> dict[str, str]:

@@ -47,6 +47,10 @@ class ListCorpus:
     def document(self, index: int, /) -> NDArray[np.int64]:
         return 5 + (index * 37 + np.arange(self._lengths_D[index])) % 995
 
+    def word_starts(self, index: int, /) -> NDArray[np.bool_]:
+        """Words of one to four tokens."""
+        return (index * 7 + np.arange(self._lengths_D[index]) * 5) % 9 < 4
+
 
 def skewed_lengths(count: int) -> list[int]:
     """Lengths like those of real paragraphs: most short, some very long."""

@@ -1,5 +1,6 @@
 """The command line: help at once, mistakes in one line, values from file and options."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,20 @@ def test_a_mistake_in_the_file_names_its_line(
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(UserError):
         cli.run(["pretrian", "--debug"])
+
+
+def test_a_crash_in_a_library_names_the_line_of_python() -> None:
+    """SIGBUS: a mapped file that was cut short."""
+    crash = """
+import os, signal
+import bertsmith.cli
+from bertsmith.__main__ import main
+bertsmith.cli.run = lambda argv: os.kill(os.getpid(), signal.SIGBUS)
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", crash], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in done.stderr
+    assert "__main__.py" in done.stderr

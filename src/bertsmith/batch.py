@@ -61,6 +61,34 @@ class PackedBatch:
             starts_N1=self.starts_N1.to(device, non_blocking=True),
         )
 
+    def part(self, first: int, end: int) -> Self:
+        """Sequences `first` to `end - 1`, with the dropout they have in the whole pack."""
+        starts_N1 = self.starts_N1[first : end + 1]
+        begin, stop = int(starts_N1[0]), int(starts_N1[-1])
+        return replace(
+            self,
+            input_ids_T=self.input_ids_T[begin:stop],
+            position_ids_T=self.position_ids_T[begin:stop],
+            segment_ids_T=self.segment_ids_T[begin:stop],
+            starts_N1=starts_N1 - begin,
+            longest=int(starts_N1.diff().max()),
+            first_row=self.first_row + begin,
+        )
+
+    def cuts(self, max_tokens: int) -> list[tuple[int, int]]:
+        """Ranges of sequences of at most so many tokens each, in order, as few as need be.
+
+        A sequence that is longer than that is a range of its own.
+        """
+        starts: list[int] = self.starts_N1.tolist()
+        found, first = [], 0
+        for end in range(1, len(starts)):
+            is_last = end == len(starts) - 1
+            if is_last or starts[end + 1] - starts[first] > max_tokens:
+                found.append((first, end))
+                first = end
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedBatch:
@@ -91,6 +119,33 @@ class MaskedBatch:
             inputs=self.inputs.to(device),
             positions_M=self.positions_M.to(device, non_blocking=True),
             targets_M=self.targets_M.to(device, non_blocking=True),
+        )
+
+    def cut(self, max_tokens: int) -> list[Self]:
+        """The same in parts of at most so many tokens, whole sequences each."""
+        if self.num_tokens <= max_tokens:
+            return [self]
+        parts = []
+        for first, end in self.inputs.cuts(max_tokens):
+            bounds = self.inputs.starts_N1[[first, end]].to(torch.int64)
+            low, high = torch.searchsorted(self.positions_M, bounds).tolist()
+            parts.append(
+                replace(
+                    self,
+                    inputs=self.inputs.part(first, end),
+                    positions_M=self.positions_M[low:high] - bounds[0],
+                    targets_M=self.targets_M[low:high],
+                )
+            )
+        return parts
+
+    def filler(self) -> Self:
+        """Its first sequence, with nothing to predict."""
+        return replace(
+            self,
+            inputs=self.inputs.part(0, 1),
+            positions_M=self.positions_M[:0],
+            targets_M=self.targets_M[:0],
         )
 
 
@@ -124,6 +179,26 @@ class LabelledBatch:
             inputs=self.inputs.to(device),
             labels_N=self.labels_N.to(device, non_blocking=True),
             rows_N=self.rows_N.to(device, non_blocking=True),
+        )
+
+    def cut(self, max_tokens: int) -> list[Self]:
+        """The same in parts of at most so many tokens, whole sequences each."""
+        if self.num_tokens <= max_tokens:
+            return [self]
+        return [
+            replace(
+                self,
+                inputs=self.inputs.part(first, end),
+                labels_N=self.labels_N[first:end],
+                rows_N=self.rows_N[first:end],  # a filler has none
+            )
+            for first, end in self.inputs.cuts(max_tokens)
+        ]
+
+    def filler(self) -> Self:
+        """Its first sequence, computed and not counted."""
+        return replace(
+            self, inputs=self.inputs.part(0, 1), labels_N=self.labels_N[:1], rows_N=self.rows_N[:0]
         )
 
 

@@ -10,9 +10,13 @@ import difflib
 import importlib
 import itertools
 import os
+import signal
 import sys
+import traceback
 import types
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,14 @@ import jsonargparse
 import yaml
 
 from bertsmith import __version__
-from bertsmith.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from bertsmith.errors import (
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    NOTHING_YET,
+    UserError,
+)
+from bertsmith.parallel import last_word
 from bertsmith.recipes import config as configs
 
 EXIT_OK = 0
@@ -31,19 +42,38 @@ VERBS: dict[str, type] = {
     "finetune": configs.FinetuneConfig,
     "evaluate": configs.EvaluateConfig,
     "predict": configs.PredictConfig,
+    "fill": configs.FillConfig,
+    "score": configs.ScoreConfig,
+    "coverage": configs.CoverageConfig,
+    "plan": configs.PlanPretrainConfig,
     "demo": configs.DemoConfig,
     "selftest": configs.SelftestConfig,
 }
 
+ALIASES = {"--resume.override": "--resume_override"}
+"""Options as people write them, and the keys they stand for."""
+
+GO_ON = ("prepare", "pretrain", "finetune")
+"""Verbs that go on where they were interrupted, or begin anew where there was nothing yet."""
+
+PLANS: dict[str, type] = {
+    "pretrain": configs.PlanPretrainConfig,
+    "finetune": configs.PlanFinetuneConfig,
+}
+"""What can be planned, and what a plan of it can be told."""
+
 SUBJECTS = {"selftest": "what"}
 """Verbs whose first word names their subject, and the key it stands for."""
+
+TEXTS = ("fill", "score")
+"""Verbs whose first words are texts."""
 
 
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code.
 
     Exit codes: 0 done; 1 a fault of ours (with a traceback); 2 a mistake of the user's (one line on
-    standard error); 130 interrupted, with the work saved.
+    standard error); 75 stopped by a signal or a full disk, resumable.
     """
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
@@ -57,37 +87,68 @@ def run(argv: list[str]) -> int:
         if argv[0] not in VERBS:
             raise UserError(f"unknown verb {argv[0]!r}{_nearest(argv[0], VERBS)}; see bertsmith -h")
         config = _parse(argv[0], argv[1:])
-        return EXIT_OK if config is None else _run(config, argv)
+        return EXIT_OK if config is None else _run(config, argv, debug=debug)
     except UserError as error:
         if debug:
             raise
-        print(f"bertsmith: error: {error}", file=sys.stderr)
+        last_word.tell(f"bertsmith: error: {error}", code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
+    except SystemExit as ending:  # of a rank that has met the others, and has said why in a line
+        if debug and isinstance(ending.__cause__, UserError):
+            traceback.print_exception(ending.__cause__)
+        raise
     except KeyboardInterrupt:
-        print("bertsmith: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        goes_on = argv[0] in GO_ON
+        code = EXIT_INTERRUPTED if goes_on else 128 + signal.SIGINT
+        last_word.tell(f"bertsmith: {NOTHING_YET if goes_on else 'interrupted'}", code=code)
+        return code
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; there is nobody to tell
         return EXIT_FAULT
 
 
-def _run(config: object, argv: list[str]) -> int:
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Within the block a scheduler's signals end the process as Ctrl-C does.
+
+    While torch is imported, for a start; training takes them over once there is something to save.
+    """
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        with suppress(ValueError):  # not the main thread
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(config: object, argv: list[str], *, debug: bool) -> int:
     """Run a verb here, or start a process with the same command line for each of its devices."""
-    if isinstance(config, (configs.PretrainConfig, configs.FinetuneConfig, configs.SelftestConfig)):
+    with _signals_end_it() if argv[0] in GO_ON else nullcontext():
+        return _run_here_or_in_ranks(config, argv, debug=debug)
+
+
+def _run_here_or_in_ranks(config: object, argv: list[str], *, debug: bool) -> int:
+    trained = (configs.PretrainConfig, configs.FinetuneConfig, configs.SelftestConfig)
+    if isinstance(config, trained) and type(config) not in PLANS.values():
         from bertsmith.parallel.choice import devices_here, processes_to_start  # noqa: PLC0415
         from bertsmith.parallel.launch import launch  # noqa: PLC0415
 
         here = devices_here(config.device)
         if processes := processes_to_start(config.parallel, here, os.environ):
-            return launch(argv, processes=processes)
+            return launch([*argv, "--debug"] if debug else argv, processes=processes)
     return _run_verb(config)
 
 
 def _run_verb(config: object) -> int:
     """Run the recipe that belongs to a config; recipes are imported here, with torch."""
-    verb = next(verb for verb, kind in VERBS.items() if type(config) is kind)
+    kinds = [*VERBS.items(), *(("plan", kind) for kind in PLANS.values())]
+    verb = next(verb for verb, kind in kinds if type(config) is kind)
     recipe = importlib.import_module(f"bertsmith.recipes.{verb}")
     code: int = recipe.main(config)
+    last_word.leave(code)
     return code
 
 
@@ -112,8 +173,15 @@ def _overview() -> str:
 def _parse(verb: str, argv: list[str]) -> object | None:
     """The verb's config, or None when help or the config was printed instead."""
     config_class = VERBS[verb]
+    if verb == "plan":
+        config_class, argv = _plan_of(argv)
     if verb in SUBJECTS and argv and not argv[0].startswith("-"):
         argv = [f"--{SUBJECTS[verb]}", *argv]
+    if verb in TEXTS:
+        texts = list(itertools.takewhile(lambda word: not word.startswith("--"), argv))
+        if texts:  # as YAML: a text may begin like a list, "[MASK] is ..."
+            written = yaml.safe_dump(texts, default_flow_style=True, width=1 << 30)
+            argv = [f"--texts={written}", *argv[len(texts) :]]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
         prog=f"bertsmith {verb}", description=config_class.__doc__, exit_on_error=False
@@ -121,7 +189,7 @@ def _parse(verb: str, argv: list[str]) -> object | None:
     parser.add_argument("--config", action="config", help="YAML file with any of these keys.")
     parser.add_class_arguments(config_class)
     keys = _keys_of(config_class)
-    argv = _spell_out(argv, keys)
+    argv = _spell_out([_without_alias(word) for word in argv], keys)
     places = {k: v for path in _config_files(argv) for k, v in _places_in(path, keys).items()}
     places |= {k: f"--{k}" for k in keys if any(w.split("=", 1)[0] == f"--{k}" for w in argv)}
     try:
@@ -137,6 +205,39 @@ def _parse(verb: str, argv: list[str]) -> object | None:
         raise UserError(f"{place}: {error}") from error
     except SystemExit:  # jsonargparse has printed the help or the config
         return None
+
+
+def _plan_of(argv: list[str]) -> tuple[type, list[str]]:
+    """What is to be planned, by the first word, or by a key of the file that only one has.
+
+    Raises:
+        UserError: Neither says.
+    """
+    known = ", ".join(PLANS)
+    if argv and not argv[0].startswith("-"):
+        if argv[0] not in PLANS:
+            raise UserError(
+                f"plan {argv[0]}: there is no such plan{_nearest(argv[0], PLANS)}; say {known}"
+            )
+        return PLANS[argv[0]], argv[1:]
+    keys = {name: _keys_of(kind) for name, kind in PLANS.items()}
+    said = {
+        key
+        for path in _config_files(argv)
+        for key in _places_in(path, keys["pretrain"] | keys["finetune"])
+    }
+    fitting = [name for name in PLANS if said and said <= set(keys[name])]
+    if len(fitting) == 1:
+        return PLANS[fitting[0]], argv
+    if "-h" in argv or "--help" in argv:
+        return VERBS["plan"], argv
+    raise UserError(f"plan: of what? say bertsmith plan {known.replace(', ', ' ... or plan ')} ...")
+
+
+def _without_alias(word: str) -> str:
+    """`--resume.override` is a word of the command line; `resume` itself is no group of keys."""
+    option, equals, value = word.partition("=")
+    return ALIASES.get(option, option) + equals + value
 
 
 def _keys_of(config_class: type, prefix: str = "") -> dict[str, Any]:
@@ -167,6 +268,8 @@ def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
             if hint is bool:
                 values = values or ["true"]
                 spelled += [word, *values]
+            elif len(values) == 1 and values[0].startswith("["):  # as the help writes it
+                spelled += [word, values[0]]
             else:
                 spelled += [word, yaml.safe_dump(values, default_flow_style=True, width=1 << 30)]
         else:

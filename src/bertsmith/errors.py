@@ -3,8 +3,13 @@
 EXIT_FAULT, EXIT_USER_ERROR = 1, 2
 """Exit codes: a fault of ours, with a traceback; a mistake of the user's, in a line."""
 
-EXIT_INTERRUPTED = 130
-"""Exit code of a run that a signal stopped, its work saved: 128 + SIGINT, as shells have it."""
+EXIT_INTERRUPTED = 75
+"""Exit code of a run that can go on with --resume: a signal stopped it, or a full disk did.
+sysexits.h calls it EX_TEMPFAIL, "try again later"."""
+
+
+NOTHING_YET = "interrupted before there was anything to save; start it again"
+"""Said where a signal came too early."""
 
 
 class UserError(Exception):

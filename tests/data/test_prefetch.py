@@ -29,8 +29,9 @@ def test_an_error_comes_where_its_value_would_have() -> None:
 
     values = prefetch(make, 0)
     assert [next(values), next(values)] == [0, 1]
-    with pytest.raises(ValueError, match="step 2"):
+    with pytest.raises(ValueError, match="step 2") as caught:
         next(values)
+    assert caught.value.__notes__ == ["while step 2, counted from 0, was made ahead"]
     with pytest.raises(StopIteration):
         next(values)
 

@@ -160,3 +160,36 @@ def test_a_folder_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema": 99}')
     with pytest.raises(UserError, match="manifest of version 1"):
         open_shards(tmp_path, "train")
+
+
+def test_a_shard_that_shrinks_or_goes_before_it_is_read_is_named_with_the_document(
+    tmp_path: Path,
+) -> None:
+    folder = prepared(tmp_path)
+    corpus = open_shards(folder, "train")
+    for kind in ("tokens", "offsets", "words", "places"):
+        file = folder / "train" / f"{kind}-00000.bin"
+        content = file.read_bytes()
+        for left in (b"", content[:-1], content[: len(content) // 2], content + b"more"):
+            file.write_bytes(left)
+            with pytest.raises(UserError) as caught:
+                corpus.document(7)
+            assert f"{file}: {len(left):,} bytes where there were {len(content):,}" in str(
+                caught.value
+            )
+            assert "(document 7 was wanted)" in str(caught.value)
+        file.unlink()
+        with pytest.raises(UserError, match=rf"{kind}-00000\.bin: cannot be read: No such file"):
+            corpus.lengths(3, 5)
+        file.write_bytes(content)
+    assert len(corpus.document(7)) > 0  # a file that was put back is read
+
+
+def test_a_shard_that_is_replaced_while_it_is_mapped_is_read_as_it_was(tmp_path: Path) -> None:
+    """`prepare` replaces files by rename and never shortens one: what is mapped stays whole."""
+    folder = prepared(tmp_path)
+    corpus = open_shards(folder, "train")
+    before = corpus.document(7).tolist()
+    for file in (folder / "train").iterdir():
+        file.unlink()
+    assert corpus.document(7).tolist() == before

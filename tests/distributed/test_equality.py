@@ -102,7 +102,7 @@ def test_dp_replicas_are_one_device_with_any_number_of_packs(
     """Odd and tiny steps: fewer packs than devices, and rounds that are not full."""
     packs = (1, 2, 3, 5)
     wanted = train_small(head, "none", World(), FP32, steps=12, packs=packs)
-    found = train_small(head, "dp", World(), FP32, steps=12, packs=packs, num_devices=num_devices)
+    found = train_small(head, "dp", World(), FP32, steps=12, packs=packs, dp_devices=num_devices)
     assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
     assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-6)
 
@@ -112,7 +112,7 @@ def test_two_dp_replicas_with_a_pack_each_are_one_device_to_the_bit(
     head: Head, one_thread: None, alone: dict[Any, Trained]
 ) -> None:
     found = train_small(
-        head, "dp", World(), FP32, steps=BITWISE_STEPS, packs=A_PACK_A_RANK, num_devices=2
+        head, "dp", World(), FP32, steps=BITWISE_STEPS, packs=A_PACK_A_RANK, dp_devices=2
     )
     wanted = alone[head, A_PACK_A_RANK]
     assert found.losses == wanted.losses
@@ -131,5 +131,5 @@ def test_the_steps_are_as_uneven_as_they_should_be() -> None:
 def test_dp_on_two_gpus_is_one_gpu(head: Head) -> None:
     gpu = Compute(device=torch.device("cuda", 0), dtype=torch.float32)
     wanted = train_small(head, "none", World(), gpu, steps=12, packs=UNEVEN)
-    found = train_small(head, "dp", World(), gpu, steps=12, packs=UNEVEN, num_devices=2)
+    found = train_small(head, "dp", World(), gpu, steps=12, packs=UNEVEN, dp_devices=2)
     assert found.losses == pytest.approx(wanted.losses, rel=1e-4)

@@ -149,6 +149,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
         (("--parallel.strategy", "fsdp"), "with one device has nothing to share"),
         ((*TWO, "--packing.tokens_per_pack", "1024"), "2 devices cannot share evenly"),
         ((*TWO, "--data", "nowhere"), "nowhere: not a prepared folder"),
+        ((*TWO, "--minutes", "1"), "(given: --steps, --minutes)"),  # before the ranks meet
     ],
 )
 def test_a_mistake_is_one_line_however_many_ranks_there_are(
@@ -215,6 +216,28 @@ def test_ranks_with_other_settings_are_refused(prepared: Path, tmp_path: Path) -
     told = "".join(errors for _, errors in ends)
     assert told.count("bertsmith: error:") == 1
     assert "ranks differ in code and settings: seed is 0 on rank 0 and 1 on rank 1" in ends[0][1]
+
+
+def test_ranks_that_read_other_weights_are_refused(prepared: Path, tmp_path: Path) -> None:
+    """A checkpoint on each node's own disk, one of them old: DDP would hide it, FSDP mix them."""
+    other = """
+import os
+from bertsmith.recipes import pretrain
+make = pretrain.make_masked_lm
+def made(*args, **kwargs):
+    model = make(*args, **kwargs)
+    if os.environ["RANK"] == "1":
+        next(model.parameters()).data.view(-1)[0] += 1e-3
+    return model
+pretrain.make_masked_lm = made
+"""
+    words = pretrain_words(prepared, tmp_path / "run")
+    ends = ends_of(
+        start_ranks(words, before=other), wait_for=2, seconds=END_SECONDS + START_SECONDS
+    )
+    assert [code for code, _ in ends] == [EXIT_USER_ERROR] * 2
+    assert "ranks differ in starting weights: checksum of the weights is" in ends[0][1]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_rank_is_named(prepared: Path, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """The C kernels compute what the plain path computes: values, every gradient, and dropout."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -99,6 +102,19 @@ def test_dropout_of_the_kernels_drops_what_plain_torch_drops_and_follows_the_see
     monkeypatch.setattr(build, "load", lambda storage: None)
     again = [loss_and_gradients(SHAPE, seed=s, dtype=torch.float32)[0] for s in (1, 2)]
     assert again == pytest.approx(losses[:2], rel=1e-6)
+
+
+@pytest.mark.skipif(os.environ.get("OMP_NUM_THREADS") == "2", reason="this is the inner run")
+def test_all_of_this_holds_on_two_threads() -> None:
+    """`make test` gives each of its processes one thread; the kernels share work among threads."""
+    inner = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", __file__],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert inner.returncode == 0, inner.stdout
 
 
 def test_frozen_parameters_get_no_gradient_and_change_no_other() -> None:

@@ -18,8 +18,8 @@ from bertsmith.parallel.choice import (
     processes_to_start,
 )
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.parallel.place import Place
 from bertsmith.parallel.world import World
+from ranks import place_of
 
 FOUR_GPUS, ONE_GPU = Devices(kind="cuda", count=4), Devices(kind="cuda", count=1)
 EIGHT_CORES = Devices(kind="cpu", count=8)
@@ -109,17 +109,7 @@ def test_a_cpu_has_as_many_devices_as_cores_it_may_use(monkeypatch: pytest.Monke
 
 def world_of(size: int) -> World:
     """A world of so many ranks that nobody has joined."""
-    place = Place(
-        rank=0,
-        size=size,
-        local_rank=0,
-        local_size=size,
-        host="",
-        port=0,
-        has_agent=False,
-        generation="",
-    )
-    return World(place)
+    return World(place_of(0, size))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.batch import MaskedBatch, to_padded
+from bertsmith.checkpoint.state import RunState
 from bertsmith.data.config import MaskingConfig, PackingConfig
 from bertsmith.data.stream import PretrainStream, prefetch
 from bertsmith.data.tokenizer import Vocab
@@ -27,13 +28,13 @@ from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.model.kernels import build
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World
-from bertsmith.train.checkpoint import RunState
-from bertsmith.train.config import OptimConfig
+from bertsmith.train.config import GuardConfig, OptimConfig
 from bertsmith.train.interruption import Interruption
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, train
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
 from bertsmith.train.step import StepReport
+from quiet_hooks import QuietHooks
 
 STEPS, WARMUP, PEAK, DECAY, CLIP = 100, 10, 5e-3, 0.05, 0.5
 BOUND_NATS = 1e-5
@@ -82,9 +83,12 @@ class Texts:
     def document(self, index: int, /) -> NDArray[np.int64]:
         return self._documents[index]
 
+    def word_starts(self, index: int, /) -> NDArray[np.bool_]:
+        raise NotImplementedError
+
 
 @dataclass
-class Curve:
+class Curve(QuietHooks):
     """Hooks that keep each step's loss and gradient norm."""
 
     losses: list[float]
@@ -93,15 +97,6 @@ class Curve:
     def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
         self.losses.append(report.loss)
         self.norms.append(report.grad_norm)
-
-    def on_evaluate(self, state: RunState) -> RunState:
-        return state
-
-    def should_stop(self, state: RunState) -> bool:
-        return False
-
-    def on_save(self, state: RunState) -> None:
-        pass
 
 
 def their_curve(folder: Path, steps: Sequence[Sequence[MaskedBatch]]) -> Curve:
@@ -167,7 +162,10 @@ def test_a_hundred_steps_have_the_losses_of_transformers(
         config=LoopConfig(
             budget=Budget(steps=STEPS),
             optim=config,
+            guard=GuardConfig(),
             seed=0,
+            largest_pass_tokens=1 << 20,
+            smallest_pass_tokens=512,
             evaluate=Cadence(),
             save=Cadence(),
         ),

@@ -16,13 +16,16 @@ import yaml
 from safetensors.torch import load_file
 from transformers import pipeline
 
+from bertsmith.checkpoint.config import SaveConfig
 from bertsmith.errors import UserError
 from bertsmith.metrics import ClassificationMetrics
 from bertsmith.recipes.config import FinetuneConfig, PredictConfig
 from bertsmith.recipes.finetune import finetune, main
 from bertsmith.recipes.finetune_run import FinetuneRun, rank_of
 from bertsmith.recipes.predict import predict
-from bertsmith.train.config import OptimConfig
+from bertsmith.train.config import GuardConfig, OptimConfig
+from bertsmith.train.guard import BadStepError
+from bertsmith.train.step import train_step
 
 MakeClassifier = Callable[..., Path]
 
@@ -54,7 +57,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def settings(model: Path, data: Path, output: Path, **more: Any) -> FinetuneConfig:
-    optim = OptimConfig(learning_rate=more.pop("learning_rate", 5e-3), beta2=0.999)
+    rate, parts = more.pop("learning_rate", 5e-3), more.pop("parts", {})
+    optim = OptimConfig(learning_rate=rate, beta2=0.999, **parts)
     values: dict[str, Any] = {"epochs": 4, "examples_per_step": 16, "precision": "fp32"} | more
     return FinetuneConfig(
         model=str(model), data=str(data), output=str(output), optim=optim, **values
@@ -103,7 +107,7 @@ def test_a_run_folder_holds_all_that_a_run_leaves(
     names = {p.name for p in run.iterdir()}
     assert names == {
         *("run.yaml", "metrics.jsonl", "summary.json", "log.txt", "README.md"),
-        *("tensorboard", "checkpoints", "model"),
+        *("run_status.json", "tensorboard", "checkpoints", "model"),
     }
     wanted = {"status", "steps", "real_tokens", "real_tokens_per_second", "seconds", "train_loss"}
     wanted |= {"valid_loss", "metrics", "peak_memory_bytes", "seed", "versions"}
@@ -132,15 +136,31 @@ def test_the_same_seed_gives_the_same_model(
     assert not all(a[key].equal(c[key]) for key in a)
 
 
-@pytest.mark.parametrize("stop_after", [3, 8])
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_checkpointing_changes_no_weight(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path, checkpointing: str
+) -> None:
+    for name in ("none", checkpointing):
+        output = tmp_path / f"run-{name}"
+        finetune(settings(tiny_encoder_folder, table, output, checkpointing=name, epochs=1))
+    files = [tmp_path / f"run-{n}" / "model/model.safetensors" for n in ("none", checkpointing)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+PARTS = [{}, {"layer_decay": 0.5, "unfreeze": "steps:4"}]
+"""All alike, and rates by part with layers that thaw after 4, 8 and 12 updates."""
+
+
+@pytest.mark.parametrize(("stop_after", "parts"), [(3, PARTS[0]), (8, PARTS[0]), (10, PARTS[1])])
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     tmp_path: Path,
     tiny_encoder_folder: Path,
     table: Path,
     monkeypatch: pytest.MonkeyPatch,
     stop_after: int,
+    parts: dict[str, Any],
 ) -> None:
-    straight = settings(tiny_encoder_folder, table, tmp_path / "straight", epochs=2)
+    straight = settings(tiny_encoder_folder, table, tmp_path / "straight", epochs=2, parts=parts)
     finetune(straight)
     original = FinetuneRun.on_report
 
@@ -150,11 +170,14 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(FinetuneRun, "on_report", stop)
-    stopped = settings(tiny_encoder_folder, table, tmp_path / "stopped", epochs=2)
-    assert main(stopped) == 130
+    stopped = settings(tiny_encoder_folder, table, tmp_path / "stopped", epochs=2, parts=parts)
+    assert main(stopped) == 75
     assert summary_of(tmp_path / "stopped")["status"] == "interrupted"
     monkeypatch.setattr(FinetuneRun, "on_report", original)
-    finetune(settings(tiny_encoder_folder, table, tmp_path / "stopped", epochs=2, resume=True))
+    again = settings(
+        tiny_encoder_folder, table, tmp_path / "stopped", epochs=2, resume=True, parts=parts
+    )
+    finetune(again)
     one, two = (
         load_file(tmp_path / n / "model" / "model.safetensors") for n in ("straight", "stopped")
     )
@@ -162,6 +185,40 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     one_summary, two_summary = (summary_of(tmp_path / n) for n in ("straight", "stopped"))
     for key in ("status", "steps", "best_step", "metrics", "real_tokens"):
         assert one_summary[key] == two_summary[key], key
+
+
+def test_rates_by_part_are_said_logged_and_part_of_the_run_and_frozen_parts_stay(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path
+) -> None:
+    run = tmp_path / "run"
+    parts = {"rates": "1=2e-3,head=1e-2"}
+    config = settings(
+        tiny_encoder_folder, table, run, parts=parts, freeze="embeddings,0", epochs=1,
+        log_every_steps=1,
+    )  # fmt: skip
+    finetune(config)
+    said = [line.split(maxsplit=2)[-1] for line in (run / "log.txt").read_text().splitlines()]
+    start = next(i for i, line in enumerate(said) if "peak rate" in line)
+    assert [line.split() for line in said[start + 1 : start + 5]] == [
+        ["head", "0.01", "306", "from", "the", "start"],
+        ["layer", "1", "0.002", "2,224", "from", "the", "start"],
+        ["layer", "0", "-", "0", "no,", "frozen"],
+        ["embeddings", "-", "0", "no,", "frozen"],
+    ]
+    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in (x for x in lines if "loss" in x):
+        assert line["learning_rate/head"] == pytest.approx(2 * line["learning_rate"])
+        assert line["learning_rate/1"] == pytest.approx(0.4 * line["learning_rate"])
+    before = load_file(tiny_encoder_folder / "model.safetensors")
+    after = load_file(run / "model" / "model.safetensors")
+    for name, values in before.items():
+        ours = name if name.startswith("bert.") else f"bert.{name}"
+        is_frozen = "embeddings" in name or "layer.0." in name
+        assert after[ours].equal(values) == is_frozen, name
+    with pytest.raises(UserError, match=r"optim.rates was 1=2e-3,head=1e-2, is null"):
+        finetune(
+            settings(tiny_encoder_folder, table, run, freeze="embeddings,0", epochs=1, resume=True)
+        )
 
 
 def scores(accuracy: float) -> ClassificationMetrics:
@@ -192,7 +249,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     steps: int,
 ) -> None:
     judgements = iter([0.5, 0.9, 0.4, 0.8, 0.7, 0.6, 0.5])
-    monkeypatch.setattr(FinetuneRun, "_judge", lambda run: scores(next(judgements)))
+    monkeypatch.setattr(FinetuneRun, "_judge", lambda run, limit: scores(next(judgements)))
     output = tmp_path / "run"
     config = settings(
         tiny_encoder_folder, table, output, monitor=monitor, patience=2, eval_every_steps=2
@@ -205,7 +262,9 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
         tiny_encoder_folder, table, tmp_path / "other", eval_every_steps=2, patience=None
     )
     monkeypatch.setattr(
-        FinetuneRun, "_judge", lambda run: scores(1.0 if run.state.step == best_step else 0.0)
+        FinetuneRun,
+        "_judge",
+        lambda run, limit: scores(1.0 if run.state.step == best_step else 0.0),
     )
     finetune(best_only)
     one, two = (load_file(p / "model" / "model.safetensors") for p in (output, tmp_path / "other"))
@@ -297,6 +356,9 @@ def test_a_misspelt_monitor_is_refused_before_torch_is_loaded() -> None:
     [
         ({"eval": "dev.csv"}, r"dev.csv:2 \(row 1\): the label 'fine' does not occur"),
         ({"max_sequence_tokens": 33}, "must be from 3 to 32"),
+        ({"checkpointing": "every:3"}, "--checkpointing every:3: the model has 2 blocks"),
+        ({"freeze": "embeddings,0-2"}, "--freeze embeddings,0-2: there is no layer 2"),
+        ({"parts": {"rates": "3=1e-5"}}, "--optim.rates there is no layer 3"),
         ({"data": "one.csv"}, "every row has the label 'pos'"),
         ({"output": "taken"}, "no run"),
         ({"model": "absent/model"}, "absent"),
@@ -330,3 +392,35 @@ def test_what_cannot_work_is_refused_before_training(
         finetune(settings(paths["model"], paths["data"], paths["output"], **more))
     assert (tmp_path / "taken" / "thesis.txt").exists()
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_bad_step_that_is_gone_back_from_ends_as_one_that_was_passed_over(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the token table go back too, though only some of them are trained."""
+    ends = []
+    for policy in ("rollback", "skip"):
+        tried = [0]
+
+        def step(*args: Any, tried: list[int] = tried, **more: Any) -> Any:
+            if more["step"] == 7 and not tried[0]:
+                tried[0] = 1
+                raise BadStepError(step=7, pack=0, what="loss", how="is not finite")
+            return train_step(*args, **more)
+
+        config = settings(
+            tiny_encoder_folder,
+            table,
+            tmp_path / policy,
+            steps=10,
+            patience=None,
+            save=SaveConfig(every_steps=3, every_minutes=None, keep_last=9),
+            guard=GuardConfig(non_finite=policy),
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr("bertsmith.train.loop.train_step", step)
+            summary = finetune(config)
+        assert summary.skipped_steps == [8]
+        path = tmp_path / policy / "checkpoints" / "step-10" / "model.safetensors"
+        ends.append(path.read_bytes())
+    assert ends[0] == ends[1]

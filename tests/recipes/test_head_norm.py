@@ -111,7 +111,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
 
     monkeypatch.setattr(FinetuneRun, "on_report", stop)
     stopped = settings(tiny_encoder_folder, table, tmp_path / "stopped", norm, epochs=2)
-    assert main(stopped) == 130
+    assert main(stopped) == 75
     monkeypatch.setattr(FinetuneRun, "on_report", original)
     resumed = settings(
         tiny_encoder_folder, table, tmp_path / "stopped", norm, epochs=2, resume=True

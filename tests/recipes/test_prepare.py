@@ -271,7 +271,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(
 
     monkeypatch.setattr(parts.PartMaker, "_write", dying)
     wanted = config(text, tmp_path / "out")
-    assert main(wanted) == 130
+    assert main(wanted) == 75
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert prepare(wanted).status == "completed"
     assert made[:2] == [0, 1]

@@ -1,8 +1,12 @@
 """What a person sees: plain lines in a log, a live line on a terminal."""
 
+import errno
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,10 +103,89 @@ def test_bytes_are_shown_with_rate_and_time_left(clock: Clock) -> None:
     assert len(lines) == 4  # after 30, 60 and 90 s, and at the end
 
 
-def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
+def test_before_the_first_bytes_no_time_is_guessed(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = BytesDisplay(Speaker(stream=stream), "tokenising")
+    clock.now_seconds += 60.0
+    display.advance(0, 100 * 10**6)
+    assert stream.getvalue() == "tokenising  0.0 of 100.0 MB\n"
+
+
+def test_a_log_on_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, clock: Clock) -> None:
     stream = io.StringIO()
     (tmp_path / "log.txt").mkdir()
     speaker = Speaker(tmp_path, stream=stream)
     speaker.say("one")
     speaker.say("two")
-    assert stream.getvalue() == "one\ntwo\n"
+    said = stream.getvalue().splitlines()
+    assert [said[0], said[2]] == ["one", "two"]
+    assert "log.txt: cannot be written (Is a directory)" in said[1]
+    (tmp_path / "log.txt").rmdir()
+    speaker.say("three")
+    speaker.say("four")
+    assert [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
+        "lines lost here, which could not be written: 2",
+        "three",
+        "four",
+    ]
+    (tmp_path / "log.txt").unlink()
+    (tmp_path / "log.txt").mkdir()  # it happens again
+    speaker.log("five")
+    assert len(stream.getvalue().splitlines()) == 6
+
+
+def test_a_line_that_fits_only_in_part_is_not_left_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speaker = Speaker(tmp_path, stream=io.StringIO())
+    speaker.log("whole")
+    before = (tmp_path / "log.txt").read_bytes()
+    honest = module._write_all
+
+    def fill(raw: Any, content: bytes) -> None:
+        honest(raw, content[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_write_all", fill)
+    speaker.log("in part")
+    assert (tmp_path / "log.txt").read_bytes() == before
+    monkeypatch.setattr(module, "_write_all", honest)
+    speaker.log("a path \udcff")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == [
+        "whole",
+        "lines lost here, which could not be written: 1",
+        "a path \\udcff",
+    ]
+
+
+def test_short_writes_are_gone_on_with() -> None:
+    class Narrow:
+        taken = b""
+
+        def write(self, content: memoryview) -> int:
+            self.taken += bytes(content[:3])
+            return min(3, len(content))
+
+    narrow = Narrow()
+    module._write_all(narrow, b"0123456789")
+    assert narrow.taken == b"0123456789"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the always-full device")
+def test_standard_error_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    """Its exit code stays too: Python makes 120 of output that cannot be flushed at the end."""
+    code = f"""
+import sys
+from pathlib import Path
+from bertsmith.report.progress import Speaker
+speaker = Speaker(Path({str(tmp_path)!r}))
+for n in range(3):
+    speaker.say(str(n))
+sys.exit(75)
+"""
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stderr=full, check=False)
+    assert ended.returncode == 75
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["0", "1", "2"]

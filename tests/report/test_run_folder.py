@@ -58,6 +58,23 @@ def test_files_that_are_no_run_and_plain_files_are_refused(tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_what_a_killed_process_left_is_no_content_and_goes(tmp_path: Path) -> None:
+    """Killed before run.yaml had its name, a run could never be started in that folder again."""
+    (tmp_path / "checkpoints" / ".tmp-step-8-deleted").mkdir(parents=True)
+    for name in (".run.yaml.tmp-123", ".probe-123", "run.yaml"):
+        (tmp_path / name).touch()
+    check_run_folder(str(tmp_path), resume=True, overwrite=False)
+    open_run_folder(str(tmp_path), resume=True, overwrite=False)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["checkpoints", "run.yaml"]
+    (tmp_path / "run.yaml").rename(tmp_path / ".run.yaml.tmp-124")
+    (tmp_path / "checkpoints").rmdir()
+    check_run_folder(str(tmp_path), resume=False, overwrite=False)
+    (tmp_path / ".hidden").touch()  # somebody's own
+    with pytest.raises(UserError, match="files that are no run"):
+        check_run_folder(str(tmp_path), resume=False, overwrite=False)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--output .*file/run: cannot be"):

@@ -1,20 +1,30 @@
-"""A signal is a flag, and outside the block signals are what they were."""
+"""While there is nothing to save a signal ends the run; then it is a flag, then as it was."""
 
 import signal
 import threading
 
-from bertsmith.train.interruption import catch_signals
+import pytest
+
+from bertsmith.train.interruption import SIGNALS, catch_signals
 
 
-def test_a_signal_is_remembered_and_ends_nothing() -> None:
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_remembered_and_ends_nothing(number: signal.Signals) -> None:
+    before = [signal.getsignal(n) for n in SIGNALS]
     with catch_signals() as interruption:
+        interruption.defer()
         assert not interruption.is_requested
         for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         assert interruption.is_requested
-        assert interruption.signal_name == "SIGTERM"
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+        assert interruption.signal_name == number.name
+    assert [signal.getsignal(n) for n in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_there_is_nothing_to_save_it_ends_the_run_at_once(number: signal.Signals) -> None:
+    with catch_signals(), pytest.raises(KeyboardInterrupt, match=number.name):
+        signal.raise_signal(number)
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

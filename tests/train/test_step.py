@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from bertsmith.batch import MaskedBatch, StepShare, pack, unpack
+from bertsmith.checkpoint.state import RunState
 from bertsmith.model.heads import MaskedLM
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World
+from bertsmith.train import loop
 from bertsmith.train.config import OptimConfig
+from bertsmith.train.guard import BadStepError
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 from bertsmith.train.step import (
-    NonFiniteLossError,
     StepReport,
     dropout_seed_of,
     train_step,
@@ -101,7 +103,7 @@ def test_a_nan_stops_before_the_update_and_names_the_pack(
     # A pack without targets comes first: it has no loss, and must not shift the blame.
     packs = [make_masked_pack(2, [5], 0), make_masked_pack(0, [6], 2), make_masked_pack(1, [6], 2)]
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(NonFiniteLossError, match="loss of step 5 is not finite") as caught:
+    with pytest.raises(BadStepError, match="loss of step 5 is not finite") as caught:
         step_of(model, optimizer, packs, step=4)
     assert (caught.value.step, caught.value.pack) == (4, 1)
     after = list(model.parameters())
@@ -122,13 +124,55 @@ def test_fp16_overflow_skips_the_update_and_halves_the_scale(
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_an_fp16_scale_grows_after_so_many_good_steps_and_goes_on_where_a_run_was_saved(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    model, optimizer = new_run(CONFIG)
+    fp16 = Compute(device=torch.device("cpu"), dtype=torch.float16)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scales = []
+    for step in range(4):
+        pack = make_masked_pack(step, [8], 3)
+        assert step_of(model, optimizer, [pack], compute=fp16, scaler=scaler, step=step).is_applied
+        scales.append(scaler.get_scale())
+    assert scales == [1024.0, 1024.0, 2048.0, 2048.0]
+    resumed = loop._scaler(fp16, RunState(loss_scale=4096.0, loss_scale_streak=7))
+    assert resumed is not None
+    assert resumed.get_scale() == 4096.0
+    assert resumed.state_dict()["_growth_tracker"] == 7
+    assert loop._scaler(FP32, RunState()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_steps_with_checkpointing_are_those_without_to_the_bit(
+    dtype: torch.dtype, new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    """fp16 with a scaled loss, in torch's own operations; bf16 in whatever this machine has."""
+    found = []
+    for mode in ("none", "selective", "full"):
+        model, optimizer = new_run(CONFIG)
+        model.encoder.checkpoint_blocks((mode, mode))
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if dtype == torch.float16 else None
+        report = step_of(
+            model,
+            optimizer,
+            [make_masked_pack(0, [8, 12], 6)],
+            compute=Compute(device=torch.device("cpu"), dtype=dtype),
+            scaler=scaler,
+        )
+        assert report.is_applied
+        found.append([p.detach() for p in model.parameters()])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 def test_an_fp16_gradient_that_overflows_at_any_scale_is_an_error(
     new_run: NewRun, make_masked_pack: MakePack
 ) -> None:
     model, optimizer = new_run(CONFIG)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-10)
     model.bias.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
-    with pytest.raises(NonFiniteLossError, match="gradient of step 1 is not finite"):
+    with pytest.raises(BadStepError, match="gradient of step 1 is not finite"):
         step_of(model, optimizer, [make_masked_pack(0, [8], 3)], scaler=scaler)
     assert optimizer.updates == 0
 

@@ -12,7 +12,7 @@ from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
-from bertsmith.train.validation import MaskedScores, score_masked_lm
+from bertsmith.train.validation import MaskedScores, TypeGroups, score_masked_lm
 
 NewRun = Callable[[OptimConfig], tuple[MaskedLM, AdamW]]
 MakePack = Callable[[int, list[int], int], MaskedBatch]
@@ -59,3 +59,30 @@ def test_no_target_gives_no_number_and_a_huge_loss_no_overflow(
     model, _ = new_run(OptimConfig())
     assert math.isnan(score_masked_lm(model, [make_masked_pack(0, [5], 0)], FP32, World()).loss)
     assert MaskedScores(loss=800.0, accuracy=0.0, num_targets=1).perplexity == math.inf
+
+
+def test_groups_of_types_are_scored_by_themselves(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    """Even ids are one group, odd ones another, id 7 is in none, and a third group has no types."""
+    model, _ = new_run(OptimConfig())
+    packs = [make_masked_pack(0, [16], 5), make_masked_pack(1, [9, 14], 9)]
+    vocab_size = model.encoder.config.vocab_size
+    group_V = torch.arange(vocab_size) % 2
+    group_V[7] = -1
+    groups = TypeGroups(names=("even", "odd", "none"), group_V=group_V)
+    scores = score_masked_lm(model, packs, FP32, World(), groups=groups, max_tokens=10)
+    logits = [model.logits_MV(p.inputs, p.positions_M, dropout_seed=None) for p in packs]
+    chances = torch.cat(logits).detach().double().log_softmax(-1)
+    targets = torch.cat([p.targets_M for p in packs])
+    nats = -chances.gather(1, targets[:, None])[:, 0]
+    right = (chances.argmax(-1) == targets).double()
+    for number, name in enumerate(("even", "odd")):
+        mine = group_V[targets] == number
+        found = scores.groups[name]
+        assert 0 < found.num_targets == int(mine.sum()) < 14
+        assert found.loss == pytest.approx(float(nats[mine].mean()), rel=1e-6)
+        assert found.accuracy == pytest.approx(float(right[mine].mean()))
+    assert scores.groups["none"].num_targets == 0
+    assert math.isnan(scores.groups["none"].loss)
+    assert scores.num_targets == 14

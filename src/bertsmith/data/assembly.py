@@ -1,7 +1,6 @@
 """Parts to splits: duplicates out, validation documents apart, shards written and hashed."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,15 @@ from numpy.typing import NDArray
 
 from bertsmith.data.parts import Part, read_part
 from bertsmith.data.shards import KINDS
+from bertsmith.data.writing import writing_error
+from bertsmith.durable import flush
 
 SHARD_TOKENS = 1 << 25
 SLAB_TOKENS = 1 << 22
 """Tokens copied at once."""
+
+DOCUMENT_BYTES = 16
+"""Of a document's offset and place in a shard."""
 
 CUT_AT_TOKENS = 512
 """The usual maximum, special tokens included; documents beyond it are counted."""
@@ -67,7 +71,7 @@ def assemble(
 
     Raises:
         UserError: A part is damaged.
-        OSError: Nothing can be written.
+        WritingError: Nothing can be written.
     """
     opened = [read_part(path, dtype) for path in parts]
     firsts = np.cumsum([0, *(len(part.documents) for part in opened)])
@@ -79,15 +83,24 @@ def assemble(
     is_valid = _held_out(high, keep, valid_share)
     writers = [_SplitWriter(folder, name, dtype, unk_id) for name in ("train", "valid")]
     total, done = sum(part.tokens.nbytes for part in opened), 0
-    for number, part in enumerate(opened):
-        here = slice(firsts[number], firsts[number + 1])
-        for writer, chosen in zip(
-            writers, (keep[here] & ~is_valid[here], keep[here] & is_valid[here]), strict=True
-        ):
-            _copy(part, chosen, writer)
-        done += part.tokens.nbytes
-        advance(done, total)
-    train, valid = (writer.close() for writer in writers)
+    try:
+        for writer in writers:
+            writer.start()
+        for number, part in enumerate(opened):
+            here = slice(firsts[number], firsts[number + 1])
+            for writer, chosen in zip(
+                writers, (keep[here] & ~is_valid[here], keep[here] & is_valid[here]), strict=True
+            ):
+                _copy(part, chosen, writer)
+            done += part.tokens.nbytes
+            advance(done, total)
+        train, valid = (writer.close() for writer in writers)
+    except OSError as error:
+        per_token = dtype.itemsize + 1.0 / 8.0
+        needed = round(per_token * int(lengths[keep].sum())) + DOCUMENT_BYTES * int(keep.sum())
+        needed -= sum(writer.written_bytes for writer in writers)
+        doing = f"shards of the result, {done:,} of {total:,} bytes of tokens"
+        raise writing_error(error, folder, doing, max(needed, 0)) from error
     return Assembled(
         train=train,
         valid=valid,
@@ -146,13 +159,19 @@ class _SplitWriter:
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], unk_id: int) -> None:
         self._folder, self._split, self._dtype, self._unk_id = folder, split, dtype, unk_id
-        (folder / split).mkdir()
         self._tokens: list[NDArray[Any]] = []
         self._words: list[NDArray[np.uint8]] = []
         self._documents: list[NDArray[Any]] = []
         self._waiting = 0
         self._shards = self._num_documents = self._num_tokens = self._unknown = 0
         self._files: dict[str, dict[str, Any]] = {}
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self._files.values())
+
+    def start(self) -> None:
+        (self._folder / self._split).mkdir()
 
     def add(self, documents: NDArray[Any], tokens: NDArray[Any], words: NDArray[np.uint8]) -> None:
         self._documents.append(documents)
@@ -187,10 +206,13 @@ class _SplitWriter:
         for kind, array in zip(KINDS, arrays, strict=True):
             name = f"{self._split}/{kind}-{self._shards:05}.bin"
             content = array.tobytes()
-            with (self._folder / name).open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            path = self._folder / name
+            try:
+                path.write_bytes(content)
+                flush(path)
+            except OSError as error:
+                error.filename = str(path)  # which one of writing does not say
+                raise
             self._files[name] = {
                 "bytes": len(content),
                 "sha256": hashlib.sha256(content).hexdigest(),

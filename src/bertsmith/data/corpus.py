@@ -45,6 +45,9 @@ class ReadOptions:
     bad_bytes: BadBytes
     """What to do with a document that is not UTF-8: stop, or skip and count it."""
 
+    chinese_words: str = "characters"
+    """How Chinese words are found: characters, or jieba and its version (`data.words`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
@@ -145,7 +148,16 @@ def read_documents(span: Span, options: ReadOptions) -> Iterator[Document]:
 def _lines(stream: BinaryIO, span: Span) -> Iterator[tuple[int, int, bytes]]:
     """(line number, offset, line without its end), a byte-order mark taken off."""
     offset, number = span.start, span.first_line - 1
-    while (span.end is None or offset < span.end) and (line := stream.readline(MAX_LINE_BYTES)):
+    while span.end is None or offset < span.end:
+        try:
+            line = stream.readline(MAX_LINE_BYTES)
+        except OSError as error:
+            raise UserError(
+                f"{span.path}:{number + 1}: cannot be read at byte {offset:,}: "
+                f"{error.strerror or error}"
+            ) from error
+        if not line:
+            return
         number += 1
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             raise UserError(f"{span.path}:{number}: the line is over {MAX_LINE_BYTES:,} bytes long")

@@ -7,6 +7,7 @@ is gone.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.data.corpus import ReadOptions
-from bertsmith.data.parts import PartMaker
+from bertsmith.data.parts import PartMaker, described
 from bertsmith.data.plan import Unit
 from bertsmith.errors import UserError
 
@@ -41,9 +42,12 @@ class StoppedError(Exception):
 class _Worker:
     """What a process keeps between units."""
 
-    maker: PartMaker
+    tokenizer_folder: Path
+    read: ReadOptions
     done_bytes: Any
     should_stop: Any
+    maker: PartMaker | None = None
+    """Made for the first unit, where an error still comes out as itself."""
 
 
 _worker: _Worker | None = None
@@ -69,8 +73,8 @@ def make_parts(
         advance: Told the bytes on disk done and in all.
 
     Raises:
-        UserError: A document cannot be read.
-        OSError: Nothing can be written.
+        UserError: A document cannot be read, or a process was killed.
+        WritingError: Nothing can be written.
     """
     total = sum(sum(unit.span_bytes) for unit in units)
     workers = min(workers, len(units))
@@ -79,6 +83,7 @@ def make_parts(
         return
     context = multiprocessing.get_context("spawn")
     done_bytes, should_stop = context.Value("q", 0), context.Event()
+    not_ours = multiprocessing.active_children()
     with ProcessPoolExecutor(
         workers,
         mp_context=context,
@@ -86,23 +91,42 @@ def make_parts(
         initargs=(tokenizer_folder, read, done_bytes, should_stop),
     ) as pool:
         waiting = {pool.submit(_make_one, work, unit) for unit in units}
+        ours = [child for child in multiprocessing.active_children() if child not in not_ours]
         try:
             while waiting:
                 finished, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
                 if waiting:
-                    advance(done_bytes.value, total)
+                    # Without its lock, which a killed process may have held.
+                    advance(done_bytes.get_obj().value, total)
             advance(total, total)
         except BrokenProcessPool as error:
+            pool.shutdown(wait=True)  # which ends the others too
+            left = _take_what_is_left(work, units, [child.pid for child in ours])
+            killed = [child for child in ours if child.exitcode not in (0, -signal.SIGTERM)]
+            places = [left[child.pid] for child in killed if child.pid in left]
             raise UserError(
-                "--workers: a process was killed, most likely for lack of memory; what is finished "
-                f"is kept: run again with fewer than {workers} workers"
+                f"--workers: a process was killed{f' at {places[0]}' if places else ''}, most "
+                "likely for lack of memory; what is finished is kept: run again with fewer than "
+                f"{workers} workers"
             ) from error
         except BaseException:
             should_stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+def _take_what_is_left(work: Path, units: list[Unit], pids: list[int | None]) -> dict[int, str]:
+    """Delete what killed processes had begun; return what each was at."""
+    places: dict[int, str] = {}
+    by_number = {unit.number: unit for unit in units}
+    for folder in work.glob("part-*.tmp-*"):
+        number, pid = int(folder.name.split("-")[1]), int(folder.name.rpartition("-")[2])
+        if pid in pids and number in by_number:
+            places[pid] = described(by_number[number])
+            shutil.rmtree(folder, ignore_errors=True)
+    return places
 
 
 def _make_here(
@@ -132,7 +156,10 @@ def _start(tokenizer_folder: Path, read: ReadOptions, done_bytes: Any, should_st
     assert parent is not None
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _worker = _Worker(
-        maker=PartMaker(tokenizer_folder, read), done_bytes=done_bytes, should_stop=should_stop
+        tokenizer_folder=tokenizer_folder,
+        read=read,
+        done_bytes=done_bytes,
+        should_stop=should_stop,
     )
 
 
@@ -144,6 +171,8 @@ def _leave_with(parent: Any) -> None:
 def _make_one(work: Path, unit: Unit) -> None:
     assert _worker is not None
     worker = _worker
+    if worker.maker is None:
+        worker.maker = PartMaker(worker.tokenizer_folder, worker.read)
 
     def add(count: int) -> None:
         if worker.should_stop.is_set():

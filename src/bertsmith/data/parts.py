@@ -17,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from bertsmith.data.corpus import ReadOptions, read_documents
+from bertsmith.data.compressed import COMPRESSED_ENDINGS
+from bertsmith.data.corpus import PARQUET_ENDINGS, ReadOptions, read_documents
 from bertsmith.data.plan import Unit
 from bertsmith.data.tokenizer import continues_word, load_tokenizer
+from bertsmith.data.words import cutter_of, is_unspaced, word_starts
+from bertsmith.data.writing import writing_error
+from bertsmith.durable import flush
 from bertsmith.errors import UserError
 
 DOCUMENT = np.dtype(
@@ -27,15 +31,63 @@ DOCUMENT = np.dtype(
 )
 """What is known of each document of a part."""
 
+PART_FILES = ("tokens.bin", "words.bin", "documents.bin", "counts.json")
 BATCH_CHARACTERS = 1 << 19
 PIECE_CHARACTERS = 1 << 18
 """A longer document is tokenised in pieces that end at white space; the ids are the same."""
+
+PACKED_RATIO = 4.0
+"""Bytes of text in a byte of a compressed file, for an estimate."""
+
+RESULT_RATIO = 0.75
+"""Bytes of the result for a byte of parts, for an estimate: word starts become bits there."""
 
 
 def part_folder(work: Path, unit: Unit, fingerprint: str) -> Path:
     """Where the part of a unit lies; names all that it depends on."""
     key = hashlib.sha256(f"{unit.key} {fingerprint}".encode()).hexdigest()
     return work / f"part-{unit.number:06}-{key[:16]}"
+
+
+def bytes_needed(units: list[Unit], work: Path, fingerprint: str, *, with_result: bool) -> int:
+    """About how much is still to be written: the parts that are missing, and the result of all.
+
+    The parts that are there say how large one becomes; without any, as large as its text.
+
+    Args:
+        units: Whose parts are wanted.
+        work: Folder of parts.
+        fingerprint: Of the tokenizer.
+        with_result: Whether the result is made of them on the same disk.
+    """
+    made_bytes = made_text = missing_text = 0.0
+    for unit in units:
+        folder = part_folder(work, unit, fingerprint)
+        if folder.is_dir():
+            made_text += _text_bytes(unit)
+            made_bytes += sum(file.stat().st_size for file in folder.iterdir())
+        else:
+            missing_text += _text_bytes(unit)
+    ratio = made_bytes / made_text if made_text else 1.0
+    result = RESULT_RATIO * ratio * (made_text + missing_text) if with_result else 0.0
+    return round(ratio * missing_text + result)
+
+
+def _text_bytes(unit: Unit) -> float:
+    packed = (*COMPRESSED_ENDINGS, *PARQUET_ENDINGS)
+    return sum(
+        size * (PACKED_RATIO if span.path.lower().endswith(packed) else 1.0)
+        for span, size in zip(unit.spans, unit.span_bytes, strict=True)
+    )
+
+
+def described(unit: Unit) -> str:
+    """What a unit reads, for messages."""
+    first, more = unit.spans[0], len(unit.spans) - 1
+    return (
+        f"part {unit.number + 1:,}, {first.path} from byte {first.start:,} (line "
+        f"{first.first_line:,})" + (f" and {more:,} more" if more else "")
+    )
 
 
 def put_in_place(fresh: Path, folder: Path) -> None:
@@ -78,7 +130,9 @@ class PartMaker:
         self._fingerprint = loaded.vocab.fingerprint
         self._dtype = token_dtype(loaded.vocab.size)
         self._continues = continues_word(loaded.tokenizer)
+        self._cut_chinese = cutter_of(read.chinese_words)
         self._read = read
+        self._place = ""
 
     def make(self, work: Path, unit: Unit, advance: Callable[[int], None]) -> None:
         """Write the part of a unit, unless it is there.
@@ -89,8 +143,8 @@ class PartMaker:
             advance: Told each stretch of bytes that was read, on disk.
 
         Raises:
-            UserError: A document cannot be read.
-            OSError: Nothing can be written.
+            UserError: A document cannot be read, or there is too little memory.
+            WritingError: Nothing can be written.
         """
         folder = part_folder(work, unit, self._fingerprint)
         if folder.is_dir():
@@ -98,10 +152,22 @@ class PartMaker:
             return
         fresh = work / f"{folder.name}.tmp-{os.getpid()}"
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
+        self._place = described(unit)
         try:
+            fresh.mkdir(parents=True)
             self._write(fresh, unit, advance)
+            flush(fresh)
             put_in_place(fresh, folder)
+        except OSError as error:  # of writing: those of reading are a `UserError` by now
+            raise writing_error(error, fresh, self._place) from error
+        except MemoryError as error:
+            raise UserError(
+                f"{self._place}: out of memory; what is finished is kept: run again with fewer "
+                "--workers"
+            ) from error
+        except Exception as error:
+            error.add_note(f"at {self._place}")
+            raise
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
@@ -111,6 +177,10 @@ class PartMaker:
         with (folder / "tokens.bin").open("wb") as ids, (folder / "words.bin").open("wb") as words:
             for texts, places, skipped in _batches(unit, self._read, advance):
                 bad += skipped
+                if places:
+                    file, line = places[0]
+                    path = unit.spans[unit.file_numbers.index(file)].path
+                    self._place = f"part {unit.number + 1:,}, documents from {path}:{line}"
                 lengths = self._encode(texts, ids, words)
                 made = np.zeros(len(texts), DOCUMENT)
                 made["tokens"] = lengths
@@ -118,8 +188,12 @@ class PartMaker:
                 made["file"], made["line"] = np.array(places, np.uint32).reshape(-1, 2).T
                 empty += int(np.count_nonzero(made["tokens"] == 0))
                 rows.append(made[made["tokens"] > 0])
-        np.concatenate([np.zeros(0, DOCUMENT), *rows]).tofile(folder / "documents.bin")
+        (folder / "documents.bin").write_bytes(
+            np.concatenate([np.zeros(0, DOCUMENT), *rows]).tobytes()
+        )
         (folder / "counts.json").write_text(json.dumps({"bad": bad, "empty": empty}))
+        for name in PART_FILES:
+            flush(folder / name)
 
     def _encode(self, texts: list[str], ids: BinaryIO, words: BinaryIO) -> list[int]:
         """Append ids and word starts to the files; return the number of tokens of each text."""
@@ -127,24 +201,32 @@ class PartMaker:
         flat: list[int] = []
         starts: NDArray[np.bool_]
         lengths: list[int] = []
+        unspaced = [number for number, piece in enumerate(pieces) if is_unspaced(piece)]
+        # Where nothing asks for the place of each token in the text, the library is faster.
+        may_be_fast = self._continues is not None and not unspaced
+        encode = self._tokenizer.encode_batch_fast if may_be_fast else self._tokenizer.encode_batch
+        encodings = encode(pieces, add_special_tokens=False)
+        word_numbers: list[int | None] = []
+        for encoding in encodings:
+            flat += encoding.ids
+            lengths.append(len(encoding))
+            if self._continues is None:
+                word_numbers += [-1, *encoding.word_ids]  # a piece begins a word
+        tokens = np.array(flat, self._dtype)
         if self._continues is not None:
-            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-            for encoding in encodings:
-                flat += encoding.ids
-                lengths.append(len(encoding))
-            tokens = np.array(flat, self._dtype)
             starts = ~self._continues[tokens]
         else:
-            word_numbers: list[int | None] = []
-            for encoding in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
-                flat += encoding.ids
-                word_numbers += [-1, *encoding.word_ids]  # a piece begins a word
-                lengths.append(len(encoding))
-            tokens = np.array(flat, self._dtype)
             numbers = np.array([-2 if w is None else w for w in word_numbers], np.int64)
             starts = np.diff(numbers, prepend=-3)[numbers != -1] != 0
-        tokens.tofile(ids)
-        starts.astype(np.uint8).tofile(words)
+        ends = np.cumsum(lengths)
+        for number in unspaced:
+            here = slice(int(ends[number]) - lengths[number], int(ends[number]))
+            starts[here] = word_starts(
+                pieces[number], encodings[number].offsets, starts[here], self._cut_chinese
+            )
+        # Not `tofile`: of a full disk it says nothing when the array is small.
+        ids.write(tokens.data)
+        words.write(starts.astype(np.uint8).data)
         if len(pieces) == len(texts):
             return lengths
         counts = iter(lengths)

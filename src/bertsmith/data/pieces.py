@@ -4,13 +4,15 @@ Shape legend: D documents, D1 = D + 1; R runs of documents, R1 = R + 1; S pieces
 sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from bertsmith.batch import PackedBatch
 from bertsmith.data.masking import MaskingVocab
 
 NUM_SPECIAL_TOKENS = 2  # [CLS] before a piece, [SEP] after it
@@ -57,6 +59,13 @@ class Corpus(Protocol):
     def document(self, index: int, /) -> NDArray[np.integer]:
         """Ids of one document, without special tokens."""
 
+    def word_starts(self, index: int, /) -> NDArray[np.bool_]:
+        """For each token of a document, whether it begins a word.
+
+        Raises:
+            UserError: It was never noted.
+        """
+
 
 class Pieces:
     """The documents of a corpus, or of some runs of it, long ones cut into pieces.
@@ -85,6 +94,7 @@ class Pieces:
         lengths_D = np.concatenate(
             [np.zeros(0, np.int64), *(corpus.lengths(run.start, run.stop) for run in runs)]
         )
+        self._lengths_D = lengths_D.astype(np.int32)
         counts_D = -(-lengths_D // self._room)
         self._firsts_D1 = np.zeros(len(lengths_D) + 1, np.int64)
         np.cumsum(counts_D, out=self._firsts_D1[1:])
@@ -112,28 +122,75 @@ class Pieces:
         Returns:
             Their ids, and where each starts followed by the end of the last.
         """
-        corpus, vocab = self._corpus, self._corpus.vocab
-        starts = np.zeros(len(pieces_S) + 1, np.int64)
-        np.cumsum(self.lengths_S[pieces_S], out=starts[1:])
+        vocab = self._corpus.vocab
+        starts = self._starts(pieces_S)
         ids_T = np.empty(int(starts[-1]), np.int64)
         ids_T[starts[:-1]] = vocab.cls_id
         ids_T[starts[1:] - 1] = vocab.sep_id
+        for document, first, stop, start in self._stretches(pieces_S, starts):
+            ids_T[start : start + stop - first] = self._corpus.document(document)[first:stop]
+        return ids_T, starts
+
+    def lay_word_starts(self, pieces_S: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each token that `lay` gives begins a word.
+
+        Raises:
+            UserError: It was never noted.
+        """
+        starts = self._starts(pieces_S)
+        word_starts_T = np.ones(int(starts[-1]), np.bool_)
+        for document, first, stop, start in self._stretches(pieces_S, starts):
+            found = self._corpus.word_starts(document)[first:stop]
+            word_starts_T[start : start + stop - first] = found
+        return word_starts_T
+
+    def numbers_of(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of each piece among those of its document, from 0."""
+        return pieces_S - self._firsts_D1[self._places_of(pieces_S)]
+
+    def first_tokens_of(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of each piece's first token in its document."""
+        return np.array(
+            [first for _, first, _, _ in self._stretches(pieces_S, self._starts(pieces_S))]
+        )
+
+    def _starts(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where each piece starts when they lie end to end, and the end of the last."""
+        starts = np.zeros(len(pieces_S) + 1, np.int64)
+        np.cumsum(self.lengths_S[pieces_S], out=starts[1:])
+        return starts
+
+    def _stretches(
+        self, pieces_S: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Document, first token, end there, and place of the first token when laid, of each."""
         places_S = self._places_of(pieces_S)
         rest_S = pieces_S - self._firsts_D1[places_S]
         counts_S = self._firsts_D1[places_S + 1] - self._firsts_D1[places_S]
-        for document, start, stop, number, count in zip(
+        lengths_S = self._lengths_D[places_S]
+        firsts_S = lengths_S * rest_S // counts_S
+        stops_S = lengths_S * (rest_S + 1) // counts_S
+        return zip(
             self._documents_at(places_S).tolist(),
+            firsts_S.tolist(),
+            stops_S.tolist(),
             (starts[:-1] + 1).tolist(),
-            (starts[1:] - 1).tolist(),
-            rest_S.tolist(),
-            counts_S.tolist(),
             strict=True,
-        ):
-            ids = corpus.document(document)
-            if count > 1:
-                ids = ids[len(ids) * number // count : len(ids) * (number + 1) // count]
-            ids_T[start:stop] = ids
-        return ids_T, starts
+        )
+
+    def pack(self, pieces_S: NDArray[np.int64]) -> PackedBatch:
+        """A pack of the pieces, in the order given; at least one."""
+        ids_T, starts = self.lay(pieces_S)
+        lengths = np.diff(starts)
+        return PackedBatch(
+            input_ids_T=torch.from_numpy(ids_T),
+            position_ids_T=torch.from_numpy(
+                np.arange(len(ids_T)) - np.repeat(starts[:-1], lengths)
+            ),
+            segment_ids_T=torch.zeros(len(ids_T), dtype=torch.int64),
+            starts_N1=torch.from_numpy(starts.astype(np.int32)),
+            longest=int(lengths.max()),
+        )
 
     def _places_of(self, pieces_S: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place of each piece's document among those of the runs."""
@@ -153,3 +210,14 @@ class Pieces:
         tokens_S = np.repeat(lengths_D, counts_D)
         inner_S = tokens_S * (numbers_S + 1) // counts_S - tokens_S * numbers_S // counts_S
         return (inner_S + NUM_SPECIAL_TOKENS).astype(np.int32)
+
+
+def is_inner(starts: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """For each token of sequences laid end to end, whether it is of the text: no [CLS], no [SEP].
+
+    Args:
+        starts: Where each sequence starts, then the end of the last.
+    """
+    is_inner_T = np.ones(int(starts[-1]), np.bool_)
+    is_inner_T[starts[:-1]] = is_inner_T[starts[1:] - 1] = False
+    return is_inner_T

@@ -113,6 +113,22 @@ class Plan:
             found.append("the order of the files has changed")
         return found
 
+    def check_inputs_stayed(self) -> None:
+        """Refuse files that were changed since the plan was made: parts of them may be of both.
+
+        Raises:
+            UserError: One was changed, or is gone.
+        """
+        for entry in self.inputs:
+            try:
+                status = Path(entry.path).stat()
+            except OSError as error:
+                raise UserError(f"{entry.path}: cannot be read: {error.strerror}") from error
+            if (status.st_size, status.st_mtime_ns) != (entry.bytes, entry.mtime_ns):
+                raise UserError(
+                    f"{entry.path}: was changed while it was being read; run the same command again"
+                )
+
     def units(self) -> list[Unit]:
         """The units of work, in the order of the corpus."""
         groups: list[list[tuple[int, Span, int]]] = []
@@ -166,9 +182,10 @@ def make_plan(
         UserError: A file is empty or cannot be read.
     """
     try:
-        sizes = [path.stat().st_size for path in files]
+        statuses = [path.stat() for path in files]
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    sizes = [status.st_size for status in statuses]
     for path, size in zip(files, sizes, strict=True):
         if size == 0:
             raise UserError(f"{path}: the file is empty; take it out of the input")
@@ -177,12 +194,12 @@ def make_plan(
     seen = {entry.path: entry for entry in known.inputs} if known and may_know else {}
     inputs: list[InputFile] = []
     done = 0
-    for path, size in zip(files, sizes, strict=True):
+    for path, status in zip(files, statuses, strict=True):
         entry = seen.get(str(path))
-        if entry is None or (entry.bytes, entry.mtime_ns) != (size, path.stat().st_mtime_ns):
+        if entry is None or (entry.bytes, entry.mtime_ns) != (status.st_size, status.st_mtime_ns):
             entry = _look_at(path, read, unit_bytes)
         inputs.append(entry)
-        done += size
+        done += status.st_size
         advance(done, sum(sizes))
     return Plan(
         read=read,

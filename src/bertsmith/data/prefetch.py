@@ -33,6 +33,7 @@ def prefetch(make: Callable[[int], T], start: int, *, depth: int = 2) -> Iterato
             try:
                 value = make(index)
             except BaseException as error:  # whatever it is, the taker gets it
+                error.add_note(f"while step {index:,}, counted from 0, was made ahead")
                 made.put((None, error))
                 return
             made.put((value, None))

@@ -29,10 +29,14 @@ from bertsmith.data.tokenizer import Vocab, load_tokenizer
 from bertsmith.errors import UserError
 
 MANIFEST_FILE = "manifest.json"
+WORDS_KEY = "words"
 SCHEMA = 1
 Split = Literal["train", "valid"]
 KINDS = ("tokens", "offsets", "words", "places")
 HASH_CHUNK_BYTES = 1 << 20
+COUNT_CHUNK_TOKENS = 1 << 22
+"""Tokens counted at once."""
+
 MAPPED_SHARDS = 2048
 """Most shards of a split that stay mapped; Linux lets a process have 65,530 maps, four a shard."""
 
@@ -63,8 +67,8 @@ class ShardFiles:
         """Map the files.
 
         Raises:
-            UserError: They do not fit each other.
-            OSError: One cannot be mapped.
+            UserError: One is gone, was changed since the folder was opened, or does not fit the
+                others.
         """
         dtypes: tuple[np.dtype[Any], ...] = (
             self.ids,
@@ -72,9 +76,15 @@ class ShardFiles:
             np.dtype("u1"),
             np.dtype("<u4"),
         )
+        counts = (
+            self.num_tokens,
+            self.num_documents + 1,
+            -(-self.num_tokens // 8),
+            2 * self.num_documents,
+        )
         tokens, offsets_D1, words, places = (
-            _mapped(self.folder / f"{kind}-{self.number:05}.bin", dtype)
-            for kind, dtype in zip(KINDS, dtypes, strict=True)
+            _mapped(self.folder / f"{kind}-{self.number:05}.bin", dtype, count)
+            for kind, dtype, count in zip(KINDS, dtypes, counts, strict=True)
         )
         if int(offsets_D1[-1]) != len(tokens):
             raise UserError(f"{self.folder}: shard {self.number} is inconsistent; prepare again")
@@ -94,6 +104,7 @@ class TokenCorpus:
         vocab: Vocab,
         inputs: list[str],
         fingerprint: str,
+        has_words: bool = True,
     ) -> None:
         """Join shards; none is mapped yet.
 
@@ -103,7 +114,9 @@ class TokenCorpus:
             vocab: Of the ids.
             inputs: Names of the files that the places count.
             fingerprint: Of the content.
+            has_words: Whether word starts are those of `data.words`.
         """
+        self._has_words = has_words
         self._inputs = inputs
         self._firsts = [0]
         for shard in shards:
@@ -130,7 +143,8 @@ class TokenCorpus:
         while first < stop:
             number = bisect_right(self._firsts, first) - 1
             start, end = self._firsts[number], min(self._firsts[number + 1], stop)
-            parts.append(np.diff(self._mapped(number).offsets_D1[first - start : end - start + 1]))
+            offsets_D1 = self._shard(number, first).offsets_D1
+            parts.append(np.diff(offsets_D1[first - start : end - start + 1]))
             first = end
         return np.concatenate(parts)
 
@@ -140,12 +154,31 @@ class TokenCorpus:
         return shard.tokens[shard.offsets_D1[local] : shard.offsets_D1[local + 1]]
 
     def word_starts(self, index: int) -> NDArray[np.bool_]:
-        """For each token of a document, whether it begins a word."""
+        """For each token of a document, whether it begins a word.
+
+        Raises:
+            UserError: The text was prepared before whole words were masked.
+        """
+        if not self._has_words:
+            raise UserError(
+                f"{self.folder.parent}: was prepared without the beginnings of words; prepare it "
+                "again with --overwrite, or give --masking.unit token"
+            )
         shard, local = self._find(index)
         start, end = int(shard.offsets_D1[local]), int(shard.offsets_D1[local + 1])
         first = start // 8
         bits = np.unpackbits(shard.word_bits[first : -(-end // 8)], bitorder="little")
         return bits[start - first * 8 : end - first * 8].astype(np.bool_)
+
+    def type_counts(self) -> NDArray[np.int64]:
+        """How often each id occurs, shape (V,); reads every token."""
+        counts_V = np.zeros(self.vocab.size, np.int64)
+        for number in range(len(self._firsts) - 1):
+            tokens = self._shard(number, self._firsts[number]).tokens
+            for first in range(0, len(tokens), COUNT_CHUNK_TOKENS):
+                chunk = tokens[first : first + COUNT_CHUNK_TOKENS]
+                counts_V += np.bincount(chunk, minlength=len(counts_V))
+        return counts_V
 
     def name_of(self, index: int) -> str:
         """Where a document comes from: ``file:line``, for messages."""
@@ -157,7 +190,14 @@ class TokenCorpus:
         if not 0 <= index < self.num_documents:
             raise IndexError(f"document {index} of {self.num_documents}")
         number = bisect_right(self._firsts, index) - 1
-        return self._mapped(number), index - self._firsts[number]
+        return self._shard(number, index), index - self._firsts[number]
+
+    def _shard(self, number: int, document: int) -> Shard:
+        """A shard, for the sake of a document in it."""
+        try:
+            return self._mapped(number)
+        except UserError as error:
+            raise UserError(f"{error} (document {document:,} was wanted)") from error
 
 
 def open_shards(folder: Path, split: Split, *, verify: bool = True) -> TokenCorpus:
@@ -199,6 +239,7 @@ def open_shards(folder: Path, split: Split, *, verify: bool = True) -> TokenCorp
         vocab=vocab,
         inputs=[entry["path"] for entry in manifest["inputs"]],
         fingerprint=_fingerprint(vocab, mine),
+        has_words=WORDS_KEY in manifest,
     )
 
 
@@ -274,10 +315,23 @@ def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be read: {error.strerror}; prepare again")
 
 
-def _mapped(file: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if file.stat().st_size == 0:  # nothing to map
-        return np.zeros(0, dtype)
-    return np.asarray(np.memmap(file, dtype=dtype, mode="r"))
+def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Map so many numbers, which the file was seen to hold when the folder was opened."""
+    try:
+        size = file.stat().st_size
+        if size != count * dtype.itemsize:
+            raise UserError(
+                f"{file}: {size:,} bytes where there were {count * dtype.itemsize:,} when the "
+                "folder was opened; put the file back and go on, or prepare again"
+            )
+        if size == 0:  # nothing to map
+            return np.zeros(0, dtype)
+        return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(count,)))
+    except (OSError, ValueError) as error:  # a ValueError: it became shorter just now
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"{file}: cannot be read: {reason}; put the file back and go on, or prepare again"
+        ) from error
 
 
 def _fingerprint(vocab: Vocab, files: dict[str, dict[str, Any]]) -> str:

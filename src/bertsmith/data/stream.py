@@ -17,21 +17,13 @@ from bertsmith.batch import MaskedBatch, PackedBatch, StepShare
 from bertsmith.data.block_counts import COUNTS_FILE, BlockCount, count_blocks
 from bertsmith.data.blocks import BLOCKS_ABREAST, BlockPlan, EpochLayout, cut_blocks, plan_block
 from bertsmith.data.config import MaskingConfig, PackingConfig
-from bertsmith.data.masking import (
-    choose_positions,
-    hide,
-    mask_pack,
-    masked_batch,
-    ordinary_positions,
-)
-from bertsmith.data.packing import longest_first, plan_packs
-from bertsmith.data.pieces import Corpus, Pieces, SequenceVocab
+from bertsmith.data.masking import Masker, PieceText, mask_pack
+from bertsmith.data.packing import longest_first
+from bertsmith.data.pieces import Corpus, Pieces, SequenceVocab, is_inner
 from bertsmith.data.prefetch import prefetch
 from bertsmith.errors import UserError
 
-__all__ = ["PretrainStream", "prefetch", "valid_batches"]  # what a recipe needs
-
-VALID_SEED = 20181011  # BERT's first day on arXiv; validation is the same whatever the run's seed
+__all__ = ["PretrainStream", "prefetch"]  # what a recipe needs
 
 ROWS_OF_A_PACK_BITS = 32
 """Rows of dropout that each pack of a step has to itself, as a power of two."""
@@ -42,9 +34,7 @@ class _Purpose(IntEnum):
 
     ORDER = 0
     MASKS = 1
-    VALID_SAMPLE = 2
-    VALID_MASKS = 3
-    BLOCKS = 4
+    BLOCKS = 4  # 2 and 3 are those of `held_out`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +82,7 @@ class PretrainStream:
         masking: MaskingConfig,
         tokens_per_step: int,
         seed: int,
+        type_counts_V: NDArray[np.int64] | None = None,
         advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Count the packs; nothing is read but lengths, and those only if there is no note of it.
@@ -105,12 +96,21 @@ class PretrainStream:
             masking: What to hide.
             tokens_per_step: Most tokens in a step: as many whole packs as that allows, at least 1.
             seed: Of order and masks, at least 0.
+            type_counts_V: How often each id occurs in the corpus; needed for a rare boost.
             advance: Told the blocks counted and in all, where there are several and no note.
 
         Raises:
             UserError: The corpus has no tokens.
         """
         self._corpus, self._masking, self._seed, self._packing = corpus, masking, seed, packing
+        if masking.unit != "token" and corpus.num_documents:
+            corpus.word_starts(0)  # or says now that there are none
+        self._masker = Masker(
+            masking,
+            corpus.vocab,
+            seed=seed,
+            type_counts_V=type_counts_V,
+        )
         self._blocks = cut_blocks(corpus)
         # Those abreast now, and those of the next group, which a step made ahead may reach.
         num_kept = 2 * min(self._blocks.num_blocks, BLOCKS_ABREAST)
@@ -131,10 +131,24 @@ class PretrainStream:
             raise UserError("the data to train on holds no tokens; prepare it from other text")
         self.num_tokens_per_epoch = num_tokens
         """Tokens of an epoch, special tokens included."""
+        self.packs_per_epoch = self._num_packs
+        """Packs of an epoch, the same in every one."""
         self.packs_per_step = max(tokens_per_step // packing.tokens_per_pack, 1)
         """Packs in a step; the last step of an epoch may have fewer."""
         self.efficiency = num_tokens / (self._num_packs * packing.tokens_per_pack)
         """Real tokens over the packs' budget; the same in every epoch."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence; of a corpus of several blocks, at most."""
+        if self._blocks.num_blocks > 1:
+            return self._packing.max_sequence_tokens
+        return int(self._plan_of(0).pieces.lengths_S.max())
+
+    @property
+    def fullest(self) -> int:
+        """Tokens of the fullest pack, at most."""
+        return min(self._packing.tokens_per_pack, self.num_tokens_per_epoch)
 
     def steps_in_epoch(self, epoch: int) -> int:
         """Steps of an epoch, the same for all of them, at least 1."""
@@ -160,18 +174,7 @@ class PretrainStream:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         epoch, _ = self.epoch_of(step)
         mine = self._packs_of(step, rank=rank, num_ranks=num_ranks)
-        packs = [
-            mask_pack(
-                replace(
-                    _pack_of(pack.pieces, pack.pieces_S),
-                    first_row=pack.number_in_step << ROWS_OF_A_PACK_BITS,
-                ),
-                config=self._masking,
-                vocab=self._corpus.vocab,
-                rng=_rng(self._seed, epoch, pack.number_in_epoch, _Purpose.MASKS),
-            )
-            for pack in mine
-        ]
+        packs = [self._masked(pack, epoch) for pack in mine]
         num_packs = len(self._range_of(step))
         if len(packs) < -(-num_packs // num_ranks):
             packs.append(_filler(self._corpus.vocab, number=rank + len(packs) * num_ranks))
@@ -180,6 +183,92 @@ class PretrainStream:
             numbers=[pack.number_in_step for pack in mine],
             num_packs=num_packs,
         )
+
+    def _masked(self, pack: _Pack, epoch: int) -> MaskedBatch:
+        try:
+            batch = replace(
+                pack.pieces.pack(pack.pieces_S),
+                first_row=pack.number_in_step << ROWS_OF_A_PACK_BITS,
+            )
+            if not self._masking.is_classic:
+                text = self._text_of(pack.pieces, pack.pieces_S, batch)
+                return self._masker.mask(batch, text, epoch=epoch)
+            return mask_pack(
+                batch,
+                config=self._masking,
+                vocab=self._corpus.vocab,
+                rng=_rng(self._seed, epoch, pack.number_in_epoch, _Purpose.MASKS),
+                share=float(self._masking.share_in(epoch)),
+            )
+        except UserError:
+            raise
+        except Exception as error:
+            documents = sorted(set(pack.pieces.documents_of(pack.pieces_S).tolist()))
+            error.add_note(f"while reading documents {documents} of {self._corpus.folder}")
+            raise
+
+    def predicted(self, document: int, *, epoch: int) -> NDArray[np.bool_]:
+        """Which tokens of a document an epoch predicts; no pack is built.
+
+        Not for classic masking (`MaskingConfig.is_classic`), where packs draw, not documents: see
+        `origins_of`.
+
+        Args:
+            document: Its number in the corpus.
+            epoch: From 0.
+
+        Returns:
+            One for each token of the document, its special tokens left out.
+        """
+        assert not self._masking.is_classic
+        pieces = Pieces(
+            self._corpus,
+            max_sequence_tokens=self._packing.max_sequence_tokens,
+            runs=[range(document, document + 1)],
+        )
+        return self.predicted_of(pieces, np.arange(pieces.num_pieces), epoch=epoch)
+
+    def predicted_of(
+        self, pieces: Pieces, pieces_S: NDArray[np.int64], *, epoch: int
+    ) -> NDArray[np.bool_]:
+        """Which tokens of some pieces an epoch predicts, special tokens left out, end to end.
+
+        For classic masking: what it would be if pieces drew for themselves, as they do not.
+
+        Args:
+            pieces: Of the stream's corpus, cut as the stream does.
+            pieces_S: Some of them.
+            epoch: From 0.
+        """
+        if len(pieces_S) == 0:
+            return np.zeros(0, np.bool_)
+        text = self._text_of(pieces, pieces_S, pieces.pack(pieces_S))
+        predicted_T = self._masker.predicted(text, epoch=epoch)
+        return predicted_T[is_inner(text.starts_N1)]
+
+    def _text_of(
+        self, pieces: Pieces, pieces_S: NDArray[np.int64], batch: PackedBatch
+    ) -> PieceText:
+        return PieceText(
+            ids_T=batch.input_ids_T.numpy(),
+            starts_N1=batch.starts_N1.numpy().astype(np.int64),
+            word_starts_T=(
+                None if self._masking.unit == "token" else pieces.lay_word_starts(pieces_S)
+            ),
+            documents_N=pieces.documents_of(pieces_S),
+            numbers_N=pieces.numbers_of(pieces_S),
+        )
+
+    def origins_of(self, step: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """For each pack of a step: each sequence's document, and its first token's number there.
+
+        A token at place k of a sequence that starts with [CLS] is its document's token
+        first + k - 1.
+        """
+        return [
+            (pack.pieces.documents_of(pack.pieces_S), pack.pieces.first_tokens_of(pack.pieces_S))
+            for pack in self._packs_of(step, rank=0, num_ranks=1)
+        ]
 
     def documents_of(self, step: int) -> list[list[int]]:
         """Which documents the sequences of each pack of a step are from, in the pack's order."""
@@ -237,95 +326,6 @@ class PretrainStream:
             piece_at_S=longest_first(plan.pieces.lengths_S, rng),
             packs_P=rng.permutation(plan.shapes.num_packs),
         )
-
-
-def valid_batches(
-    corpus: Corpus, *, packing: PackingConfig, masking: MaskingConfig, max_tokens: int
-) -> list[MaskedBatch]:
-    """The same hidden tokens at every validation of every run.
-
-    Documents are drawn in an order that depends on nothing but how many there are, whole ones,
-    until the next would pass `max_tokens` (at least one is taken). A piece's masks depend on
-    its document alone, so they stay when `max_tokens` or the pack's size changes: the share is
-    rounded up or down at random, right on average, instead of exact for each pack.
-
-    Args:
-        corpus: Held-out documents.
-        packing: Sizes of packs and sequences.
-        masking: What to hide.
-        max_tokens: Most tokens in all, special tokens included.
-
-    Raises:
-        UserError: No token is hidden anywhere.
-    """
-    pieces = Pieces(corpus, max_sequence_tokens=packing.max_sequence_tokens)
-    sample = np.sort(_valid_sample(corpus, pieces, max_tokens))
-    lengths_S = pieces.lengths_S[sample]
-    shapes = plan_packs(lengths_S, capacity_tokens=packing.tokens_per_pack)
-    piece_at_S = sample[np.argsort(-lengths_S, kind="stable")]
-    batches = [
-        _mask_by_piece(corpus, pieces, piece_at_S[shapes.places_of(pack)], masking)
-        for pack in range(shapes.num_packs)
-    ]
-    if not any(batch.num_targets for batch in batches):
-        raise UserError(
-            "the validation data holds too few words to hide any; prepare more held-out text"
-        )
-    return batches
-
-
-def _valid_sample(corpus: Corpus, pieces: Pieces, max_tokens: int) -> NDArray[np.int64]:
-    """The pieces of the documents to validate on."""
-    order = _rng(VALID_SEED, 0, 0, _Purpose.VALID_SAMPLE).permutation(corpus.num_documents)
-    firsts = np.zeros(pieces.num_pieces + 1, np.int64)
-    np.cumsum(pieces.lengths_S, out=firsts[1:])
-    chosen: list[int] = []
-    num_tokens = 0
-    for document in order.tolist():
-        numbers = pieces.pieces_of(document)
-        num_tokens += int(firsts[numbers.stop] - firsts[numbers.start])
-        if chosen and num_tokens > max_tokens:
-            break
-        chosen.extend(numbers)
-    return np.array(chosen, dtype=np.int64)
-
-
-def _mask_by_piece(
-    corpus: Corpus, pieces: Pieces, pieces_S: NDArray[np.int64], masking: MaskingConfig
-) -> MaskedBatch:
-    """A pack whose masks are keyed by the document and the piece's number in it."""
-    vocab = corpus.vocab
-    pack = _pack_of(pieces, pieces_S)
-    ids_T = pack.input_ids_T.numpy()
-    hidden_T = np.empty_like(ids_T)
-    positions: list[NDArray[np.int64]] = []
-    starts = pack.starts_N1.tolist()
-    documents = pieces.documents_of(pieces_S).tolist()
-    for piece, document, start, stop in zip(
-        pieces_S.tolist(), documents, starts[:-1], starts[1:], strict=True
-    ):
-        number = piece - pieces.pieces_of(document).start
-        rng = _rng(VALID_SEED, document, number, _Purpose.VALID_MASKS)
-        sequence = ids_T[start:stop]
-        ordinary = ordinary_positions(sequence, vocab)
-        num_hidden = int(masking.share * len(ordinary) + rng.random())
-        chosen = choose_positions(ordinary, num_hidden, rng)
-        hidden_T[start:stop] = hide(sequence, chosen, config=masking, vocab=vocab, rng=rng)
-        positions.append(chosen + start)
-    return masked_batch(pack, hidden_T, np.concatenate(positions))
-
-
-def _pack_of(pieces: Pieces, pieces_S: NDArray[np.int64]) -> PackedBatch:
-    """A pack of the pieces, in the order given."""
-    ids_T, starts = pieces.lay(pieces_S)
-    lengths = np.diff(starts)
-    return PackedBatch(
-        input_ids_T=torch.from_numpy(ids_T),
-        position_ids_T=torch.from_numpy(np.arange(len(ids_T)) - np.repeat(starts[:-1], lengths)),
-        segment_ids_T=torch.zeros(len(ids_T), dtype=torch.int64),
-        starts_N1=torch.from_numpy(starts.astype(np.int32)),
-        longest=int(lengths.max()),
-    )
 
 
 def _filler(vocab: SequenceVocab, *, number: int) -> MaskedBatch:

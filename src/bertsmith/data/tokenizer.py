@@ -147,7 +147,8 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         if tokenizer.token_to_id(token) is None:
             raise UserError(
                 f"{file}: has no {role} (looked for {token!r}); masked-language modelling needs "
-                f"one: name it in {CONFIG_FILE}"
+                f"one: name it in {CONFIG_FILE}, or add it: tokenizer.add_special_tokens("
+                f"{{'{role}': '{token}'}}) of transformers, then save_pretrained"
             )
     return _described(tokenizer, config, roles)
 

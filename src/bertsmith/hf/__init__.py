@@ -3,18 +3,39 @@
 `load_*` read a folder or a hub name, `save_model` and `write_model_files` write one that
 `transformers` loads unchanged. Nothing that is read may execute, and nothing is loaded in part
 without being said.
+
+What reads a config alone needs no torch, so the rest is imported when it is asked for.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from bertsmith.hf.config_json import parse_config, read_config, read_labels
-from bertsmith.hf.hub import resolve
-from bertsmith.hf.load import (
-    check_vocabulary,
-    load_classifier,
-    load_encoder,
-    load_masked_lm,
-)
-from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
-from bertsmith.hf.stored_model import LoadReport
+
+if TYPE_CHECKING:
+    from bertsmith.hf.hub import resolve
+    from bertsmith.hf.load import (
+        check_vocabulary,
+        load_classifier,
+        load_encoder,
+        load_masked_lm,
+    )
+    from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
+    from bertsmith.hf.stored_model import LoadReport
+
+_PLACES = {
+    "resolve": "hub",
+    "check_vocabulary": "load",
+    "load_classifier": "load",
+    "load_encoder": "load",
+    "load_masked_lm": "load",
+    "TOKENIZER_FILES": "save",
+    "recover_model": "save",
+    "save_model": "save",
+    "write_model_files": "save",
+    "LoadReport": "stored_model",
+}
+"""The files that the names imported late come from."""
 
 __all__ = [
     "TOKENIZER_FILES",
@@ -31,3 +52,10 @@ __all__ = [
     "save_model",
     "write_model_files",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A name from a file that needs torch."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

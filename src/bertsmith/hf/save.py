@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from bertsmith.durable import flush
+from bertsmith.durable import why_not_written, write_folder
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME, Task, config_json
 from bertsmith.hf.head import HEAD_FILE, parameters_for_transformers, write_head
@@ -96,32 +96,24 @@ def save_model(
     """
     assert isinstance(model, Model)
     folder = folder.absolute()
-    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
-    stale = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        recover_model(folder)
-        fresh.mkdir()
+
+    def write(fresh: Path) -> None:
         write_model_files(fresh, model, tokenizer_folder=tokenizer_folder, labels=labels)
         if write_more is not None:
             write_more(fresh)
-        for file in fresh.iterdir():
-            flush(file)
-        flush(fresh)
-        if folder.exists():
-            folder.rename(stale)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if stale.exists():
-                stale.rename(folder)
-            raise
-        flush(folder.parent)
-        shutil.rmtree(stale, ignore_errors=True)
+
+    try:
+        recover_model(folder)
+        write_folder(
+            folder,
+            fresh=folder.with_name(f".{folder.name}.new-{os.getpid()}"),
+            aside=folder.with_name(f".{folder.name}.old-{os.getpid()}"),
+            write=write,
+        )
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        size_bytes = sum(p.numel() * 4 for p in model.parameters())
+        reason = why_not_written(error, folder, needed_bytes=size_bytes)
+        raise UserError(f"{folder}: cannot be written ({reason})") from error
 
 
 def recover_model(folder: Path) -> None:

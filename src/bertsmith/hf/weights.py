@@ -5,6 +5,8 @@ any memory is given to it.
 """
 
 import json
+import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,8 +112,11 @@ def write_weights(
     assert len(content) == len(tensors), "two tensors have one name"
     try:
         save_file(content, file, metadata={"format": "pt", **(metadata or {})})
-    except SafetensorError as error:
-        raise OSError(f"{file.name}: {error}") from error
+    except SafetensorError as error:  # "... (os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise OSError(f"{file.name}: {error}") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def read_metadata(file: Path) -> dict[str, str]:

@@ -67,13 +67,17 @@ class CompactVocabulary:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Within the block the encoder has its whole table and takes ordinary token ids."""
+        """Within the block the encoder has its whole table and takes ordinary token ids.
+
+        What the block writes into rows that are trained (an older checkpoint's) stays.
+        """
         narrow_RD = self._weight.data
         self._whole_VD[self._rows_R] = narrow_RD
         self._weight.data = self._whole_VD
         try:
             yield
         finally:
+            narrow_RD.copy_(self._whole_VD[self._rows_R])
             self._weight.data = narrow_RD
 
 

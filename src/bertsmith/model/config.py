@@ -9,6 +9,14 @@ from typing import Literal, get_args
 Activation = Literal["gelu", "gelu_new", "relu"]
 HeadNorm = Literal["none", "batch", "layer"]
 
+LOGITS_BYTES = 128 << 20
+"""Most bytes of fp32 logits over the vocabulary at a time: 1,099 rows of BERT's 30,522."""
+
+
+def logits_rows(vocab_size: int) -> int:
+    """Rows of logits that a decoder makes at a time; `model.chunked_loss` takes it for more."""
+    return max(LOGITS_BYTES // (4 * vocab_size), 1)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:

@@ -7,26 +7,22 @@ Shape legend: T packed tokens, M of them whose hidden states are wanted, D width
 H heads, K head width.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bertsmith.batch import PackedBatch
 from bertsmith.model.attention import attention
+from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import Activation, EncoderConfig
-from bertsmith.model.dropout import apply_dropout, dropout_at
-from bertsmith.model.fused import (
-    BlockParameters,
-    BlockPlan,
-    EmbedPlan,
-    compute_dtype,
-    embed,
-    fused_library,
-    groups_of,
-    ids_of,
-    run_block,
-)
+from bertsmith.model.dropout import Dropout, apply_dropout, dropout_at
+from bertsmith.model.fused import EmbedPlan, compute_dtype, embed, fused_library, groups_of, ids_of
+from bertsmith.model.fused_block import BlockParameters, BlockPlan, LastNorm, run_block
 from bertsmith.model.kernels.calls import Tables
 
 SITES_PER_BLOCK = 3
@@ -50,6 +46,12 @@ class Encoder(nn.Module):
             for i in range(config.num_hidden_layers)
         )
 
+    def checkpoint_blocks(self, modes: Sequence[BlockMode]) -> None:
+        """Say what each block keeps for the backward pass; changes no result."""
+        for block, mode, next_mode in zip(self.blocks, modes, [*modes[1:], "none"], strict=True):
+            assert isinstance(block, Block), "made above"
+            block.mode, block.hands_on = mode, next_mode != "none"
+
     def forward(
         self, batch: PackedBatch, *, dropout_seed: int | None, rows_M: Tensor | None = None
     ) -> Tensor:
@@ -72,9 +74,14 @@ class Encoder(nn.Module):
             batch = with_ghosts(batch)
         hidden_TD, table_VD = self.embeddings(batch, dropout_seed=dropout_seed)
         last = len(self.blocks) - 1
+        before: LastNorm | None = None
         for i, block in enumerate(self.blocks):
-            hidden_TD = block(
-                hidden_TD, batch, dropout_seed=dropout_seed, rows_M=rows_M if i == last else None
+            hidden_TD, before = block(
+                hidden_TD,
+                batch,
+                dropout_seed=dropout_seed,
+                rows_M=rows_M if i == last else None,
+                before=before,
             )
         return hidden_TD[:num_tokens] if rows_M is None else hidden_TD, table_VD
 
@@ -158,6 +165,10 @@ class Block(nn.Module):
         super().__init__()
         self.config = config
         self.first_site = first_site
+        self.mode: BlockMode = "none"
+        self.hands_on = False
+        """Whether the next block makes its input again."""
+
         width, inner = config.hidden_size, config.intermediate_size
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
@@ -173,8 +184,20 @@ class Block(nn.Module):
         *,
         dropout_seed: int | None,
         rows_M: Tensor | None,
-    ) -> Tensor:
-        """One block, shape (T, D) to (T, D), or to (M, D) of the rows wanted."""
+        before: LastNorm | None = None,
+    ) -> tuple[Tensor, LastNorm | None]:
+        """One block, shape (T, D) to (T, D), or to (M, D) of the rows wanted.
+
+        Args:
+            hidden_TD: The input.
+            batch: The pack.
+            dropout_seed: Of this pass; None for inference.
+            rows_M: As of `Encoder.forward`.
+            before: What the block before made the input of, if it handed that on.
+
+        Returns:
+            The output; and what it was made of, if the next block is to make it again.
+        """
         config, site = self.config, self.first_site
         drop_probs = dropout_at(
             drop_prob=config.attention_probs_dropout_prob,
@@ -191,6 +214,7 @@ class Block(nn.Module):
             )
             for i in (1, 2)
         )
+        mode: BlockMode = self.mode if torch.is_grad_enabled() else "none"
         lib = fused_library(self.qkv.weight)
         if lib is not None:
             plan = BlockPlan(
@@ -202,23 +226,73 @@ class Block(nn.Module):
                 drop_probs=drop_probs,
                 drop_attended=drop_attended,
                 drop_inner=drop_inner,
+                mode=mode,
+                hands_on=self.hands_on and torch.is_grad_enabled(),
             )
-            return run_block(hidden_TD, self._parameters_in_order(), plan)
-        context_TD = attention(
-            self.qkv(hidden_TD),
-            batch.starts_N1,
-            longest=batch.longest,
-            heads=config.num_attention_heads,
-            drop=drop_probs,
-        )
+            return run_block(hidden_TD, self._parameters_in_order(), plan, before)
+
+        def attended(hidden_TD: Tensor) -> Tensor:
+            return self._attended(
+                hidden_TD, batch, rows_M, drop_probs, drop_attended, again=mode == "selective"
+            )
+
+        # A region's last product is not made again: nothing within the region needs its result.
+        if mode == "full":
+            middle_MD, added_MD = _made_again(
+                lambda hidden_TD: self._fed_forward(attended(hidden_TD)), hidden_TD
+            )
+        elif mode == "selective":
+            middle_MD, added_MD = _made_again(self._fed_forward, attended(hidden_TD))
+        else:
+            middle_MD, added_MD = self._fed_forward(attended(hidden_TD))
+        added_MD = apply_dropout(added_MD, drop_inner, rows_M)
+        return self.output_norm(middle_MD + added_MD), None
+
+    def _attended(
+        self,
+        hidden_TD: Tensor,
+        batch: PackedBatch,
+        rows_M: Tensor | None,
+        drop_probs: Dropout,
+        drop_attended: Dropout,
+        *,
+        again: bool,
+    ) -> Tensor:
+        """Attention added to its input, in plain torch.
+
+        Args:
+            hidden_TD: The input.
+            batch: The pack.
+            rows_M: Rows wanted.
+            drop_probs: Dropout of probabilities.
+            drop_attended: Dropout of what is added.
+            again: Whether to make probabilities again rather than keep them.
+        """
+
+        def attend(qkv_TD: Tensor) -> Tensor:
+            return attention(
+                qkv_TD,
+                batch.starts_N1,
+                longest=batch.longest,
+                heads=self.config.num_attention_heads,
+                drop=drop_probs,
+            )
+
+        qkv_TD = self.qkv(hidden_TD)
+        # Without dropout no body keeps probabilities.
+        keeps_probs = drop_probs.threshold != 0
+        context_TD = _made_again(attend, qkv_TD) if again and keeps_probs else attend(qkv_TD)
         if rows_M is not None:  # from here on no token looks at another
             context_TD, hidden_TD = context_TD[rows_M], hidden_TD[rows_M]
         added_TD = apply_dropout(self.attention_out(context_TD), drop_attended, rows_M)
-        hidden_TD = self.attention_norm(hidden_TD + added_TD)
-        inner_TF = activate(self.inner(hidden_TD), config.hidden_act)
-        added_TD = apply_dropout(self.inner_out(inner_TF), drop_inner, rows_M)
-        output_TD: Tensor = self.output_norm(hidden_TD + added_TD)
-        return output_TD
+        sum_TD: Tensor = hidden_TD + added_TD
+        return sum_TD
+
+    def _fed_forward(self, sum_MD: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of a sum, and what the feed-forward half adds to it, in plain torch."""
+        middle_MD = self.attention_norm(sum_MD)
+        inner_MF = activate(self.inner(middle_MD), self.config.hidden_act)
+        return middle_MD, self.inner_out(inner_MF)
 
     def _parameters_in_order(self) -> BlockParameters:
         return BlockParameters(
@@ -235,6 +309,18 @@ class Block(nn.Module):
             output_gain=self.output_norm.weight,
             output_shift=self.output_norm.bias,
         )
+
+
+_OutT = TypeVar("_OutT")
+
+
+def _made_again(function: Callable[[Tensor], _OutT], values: Tensor) -> _OutT:
+    """`function(values)`, of which nothing is kept but the argument.
+
+    Dropout is a function of its place, so there is no random state to put back.
+    """
+    made: _OutT = checkpoint(function, values, use_reentrant=False, preserve_rng_state=False)
+    return made
 
 
 def activate(values: Tensor, activation: Activation) -> Tensor:

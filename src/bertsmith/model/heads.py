@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
-from bertsmith.model.config import EncoderConfig, HeadNorm
+from bertsmith.model.chunked_loss import chunked_loss, row_slices
+from bertsmith.model.config import EncoderConfig, HeadNorm, logits_rows
 from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder, activate
 from bertsmith.model.fused import masked_loss
@@ -58,11 +59,33 @@ class MaskedLM(nn.Module):
         hidden_MD, table_VD = self._decoder_input(
             batch.inputs, batch.positions_M, dropout_seed=dropout_seed
         )
-        nats = masked_loss(hidden_MD, table_VD, self.bias, batch.targets_M)
+        is_wide = batch.num_targets > logits_rows(table_VD.shape[0])
+        loss = chunked_loss if is_wide else masked_loss
+        nats = loss(hidden_MD, table_VD, self.bias, batch.targets_M)
         if nats is None:
             logits_MV = F.linear(hidden_MD, table_VD, self.bias)
             nats = F.cross_entropy(logits_MV.float(), batch.targets_M, reduction="sum")
         return LossSum(nats=nats, num_targets=batch.num_targets)
+
+    @torch.no_grad()
+    def nats_and_right_M(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+        """Each target's cross-entropy without dropout, and whether it scores highest.
+
+        Logits of a few rows exist at a time.
+        """
+        hidden_MD, table_VD = self._decoder_input(
+            batch.inputs, batch.positions_M, dropout_seed=None
+        )
+
+        def of_rows(at: slice) -> tuple[Tensor, Tensor]:
+            logits_RV = F.linear(hidden_MD[at], table_VD, self.bias).float()
+            targets_R = batch.targets_M[at]
+            nats_R = F.cross_entropy(logits_RV, targets_R, reduction="none")
+            return nats_R, logits_RV.argmax(-1) == targets_R
+
+        slices = row_slices(batch.num_targets, logits_rows(table_VD.shape[0]))
+        nats, right = zip(*[of_rows(at) for at in slices], strict=True)
+        return torch.cat(nats), torch.cat(right)
 
 
 class SequenceClassifier(nn.Module):

@@ -1,7 +1,7 @@
 """Which strategy, on how many devices, and why: decided from the options and the machine, aloud."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,16 +10,16 @@ from torch import nn
 
 from bertsmith.errors import UserError
 from bertsmith.model.head_norm import BatchNorm, synchronized
-from bertsmith.parallel.config import ParallelConfig, StrategyName
+from bertsmith.parallel.config import (
+    BYTES_A_PARAMETER,
+    ParallelConfig,
+    StrategyName,
+    is_worth_sharding,
+)
 from bertsmith.parallel.place import place_from
 from bertsmith.parallel.strategies import Distributed, FullySharded, Replicas, Strategy
 from bertsmith.parallel.world import World
-
-BYTES_A_PARAMETER = 16
-"""fp32 weight, gradient and two moments."""
-
-SHARE_FOR_PARAMETERS = 0.5
-"""Of a GPU's memory; where they need more, auto shards the model. Activations take the rest."""
+from bertsmith.say import Say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def processes_to_start(
                 f"--parallel.strategy {config.strategy} is one process, and torchrun or srun has "
                 f"started {place.size}; use ddp or fsdp"
             )
-        if devices.kind == "cuda" and place.local_size > devices.count:
+        if devices.kind == "cuda" and place.local_size > devices.count and not place.has_own_gpus:
             raise UserError(
                 f"{place.local_size} processes on a machine with {devices.count} GPUs; start one "
                 "for each"
@@ -126,7 +126,7 @@ def devices_at_once(config: ParallelConfig, world: World, *, device: str) -> int
 
 
 def choose_strategy(
-    config: ParallelConfig, model: nn.Module, world: World, *, say: Callable[[str], None]
+    config: ParallelConfig, model: nn.Module, world: World, *, say: Say
 ) -> StrategyName:
     """Which of the four for a model that is on its device; says which and why.
 
@@ -159,7 +159,7 @@ def wrap(
     model: nn.Module,
     world: World,
     *,
-    num_devices: int,
+    dp_devices: int,
     dtype: torch.dtype,
 ) -> Strategy:
     """Put a model into a strategy; from here on its parameters are what an optimizer may hold.
@@ -170,13 +170,13 @@ def wrap(
         name: Of the strategy.
         model: On its device, the same on every rank.
         world: Its ranks.
-        num_devices: Devices of one dp process.
+        dp_devices: GPUs that one dp process feeds.
         dtype: Of matrix products.
     """
     strategy: Strategy
     match name:
         case "dp":
-            strategy = Replicas(model, world, num_devices=num_devices)
+            strategy = Replicas(model, world, num_devices=dp_devices, dtype=dtype)
         case "ddp":
             strategy = Distributed(model, world)
         case "fsdp":
@@ -185,6 +185,7 @@ def wrap(
             strategy = Strategy(model, world)
     if world.size > 1 and any(isinstance(part, BatchNorm) for part in model.modules()):
         synchronized(model, dist.new_group())  # its own: gradients travel at the same time
+        strategy.meets_in_passes = True
     return strategy
 
 
@@ -199,11 +200,12 @@ def _idle(device: torch.device) -> str:
 
 def _fits(model: nn.Module, device: torch.device) -> tuple[StrategyName, str]:
     """ddp, or fsdp where weights, gradients and moments would fill a device."""
-    needed = sum(p.numel() for p in model.parameters()) * BYTES_A_PARAMETER
+    num_parameters = sum(p.numel() for p in model.parameters())
     if device.type != "cuda":
         return "ddp", "auto: ranks on CPUs share the memory, so each holds the whole model"
     has = torch.cuda.get_device_properties(device).total_memory
+    needed = num_parameters * BYTES_A_PARAMETER
     said = f"weights, gradients and moments need {needed / 2**30:.1f} of {has / 2**30:.0f} GiB"
-    if needed > SHARE_FOR_PARAMETERS * has:
+    if is_worth_sharding(num_parameters, memory_bytes=has):
         return "fsdp", f"auto: {said}"
     return "ddp", f"auto: {said}, so each device holds the whole model"

@@ -6,6 +6,17 @@ from typing import Literal
 
 StrategyName = Literal["auto", "none", "dp", "ddp", "fsdp"]
 
+BYTES_A_PARAMETER = 16
+"""fp32 weight, gradient and two moments."""
+
+SHARE_FOR_PARAMETERS = 0.5
+"""Of a GPU's memory; where they need more, auto shards the model. Activations take the rest."""
+
+
+def is_worth_sharding(num_parameters: int, *, memory_bytes: int) -> bool:
+    """Whether auto shards a model over GPUs of so much memory each."""
+    return num_parameters * BYTES_A_PARAMETER > SHARE_FOR_PARAMETERS * memory_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:

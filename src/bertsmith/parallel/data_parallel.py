@@ -16,8 +16,33 @@ from torch.func import functional_call
 from bertsmith.batch import LossSum
 
 
+class InFormat(nn.Module):
+    """A module that computes in a format, in whichever thread it is called.
+
+    torch's DataParallel starts a thread for each replica and switches autocast on there, but
+    forgets its dtype (torch 2.13): a bf16 run would compute in fp16.
+    """
+
+    def __init__(self, module: nn.Module, *, device_type: str, dtype: torch.dtype) -> None:
+        """Wrap; fp32 leaves everything as it is."""
+        super().__init__()
+        self.module = module
+        self._device_type, self._dtype = device_type, dtype
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's own result."""
+        enabled = self._dtype != torch.float32
+        with torch.autocast(self._device_type, dtype=self._dtype, enabled=enabled):
+            return self.module(*inputs, **kwargs)
+
+
 class PackDataParallel(nn.DataParallel[nn.Module]):
     """`forward(packs, dropout_seed=...)` gives one `LossSum` for each pack, on the first device."""
+
+    def __init__(self, module: nn.Module, *, num_devices: int, dtype: torch.dtype) -> None:
+        """Use the first GPUs, computing in `dtype`."""
+        within = InFormat(module, device_type="cuda", dtype=dtype)
+        super().__init__(within, device_ids=list(range(num_devices)))
 
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
@@ -58,7 +83,9 @@ class CpuReplicas(nn.Module):
 
     def forward(self, packs: Sequence[Any], *, dropout_seed: int | None) -> list[LossSum]:
         """The packs' loss sums, in their order."""
-        names, parameters = zip(*self.module.named_parameters(), strict=True)
+        # A copy of a frozen parameter would ask for a gradient.
+        trained = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        names, parameters = zip(*trained, strict=True)
         copies = _Broadcast.apply(len(packs), *parameters)  # type: ignore[no-untyped-call]
         results: list[LossSum] = []
         for i, pack in enumerate(packs):

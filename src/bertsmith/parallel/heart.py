@@ -6,17 +6,20 @@ the message, the others leave without a word.
 """
 
 import json
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
+
+from bertsmith.errors import EXIT_FAULT
+from bertsmith.parallel.partition import end_for_lack_of_answer
+from bertsmith.parallel.place import Place
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
@@ -29,26 +32,44 @@ so, and what is sent into it waits for ever."""
 GRACE_SECONDS = 5.0
 """Time that ranks have to leave by themselves once another has failed."""
 
+SAVE_SECONDS = 100
+"""For a rank to end its step and save after a signal or another rank's failure, before it is
+killed."""
+
 FAILURE, ACKNOWLEDGED = "failure", "failure/acknowledged"
+
+
+class OtherRankFailedError(Exception):
+    """This rank has to end because another one did, which says why."""
+
+
+class SilentRankError(Exception):
+    """A rank that this one waits for has given no sign of life for too long."""
 
 
 class Heart:
     """The thread, and what can be asked about the other ranks."""
 
-    def __init__(self, store: Store, *, rank: int, size: int, timeout_seconds: float) -> None:
+    def __init__(self, store: Store, place: Place, *, timeout_seconds: float) -> None:
         """Nothing runs yet.
 
         Args:
             store: A connection that nobody else uses.
-            rank: This process's.
-            size: Ranks.
+            place: This process's.
             timeout_seconds: How long the main thread may go without `beat`.
         """
-        self._store, self._rank, self._size = store, rank, size
-        self._timeout_seconds = timeout_seconds
+        self._store, self._place = store, place
+        self._rank, self._size = place.rank, place.size
+        self.timeout_seconds = timeout_seconds
         self._beaten_at_seconds = time.monotonic()
-        self._doing = "starting"
+        self.doing = "starting"
+        self._num_works = 0
+        self._is_saving = False
+        self._saved_at_seconds = -math.inf
         self._ticks = 0
+        self._failure_code: int | None = None
+        self._has_claimed = self._has_acknowledged = False
+        self._failing = threading.Lock()
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._live, name="heart", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -69,30 +90,67 @@ class Heart:
         Args:
             doing: What it does, in words that fit "rank 3 was last seen at ...".
         """
-        self._doing, self._beaten_at_seconds = doing, time.monotonic()
+        self.doing, self._beaten_at_seconds = doing, time.monotonic()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Within the block the main thread may take any time; the others hear it beat."""
+        self._num_works += 1
+        try:
+            yield
+        finally:
+            self._beaten_at_seconds = time.monotonic()
+            self._num_works -= 1
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within the block, in any one thread, another rank's failure does not end this process.
+
+        What is being written comes to its end first, for as long as `SAVE_SECONDS`.
+        """
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._saved_at_seconds = time.monotonic()
+            self._is_saving = False
 
     def claim_failure(self, *, code: int) -> bool:
-        """Whether this rank is the first to fail, and so has to say why.
+        """Whether this thread is the first of all ranks' to fail, and so has to say why.
 
         Args:
             code: Exit code that every rank is to end with.
         """
-        mine = f"{self._rank} {code}"
-        first: bytes = self._store.compare_set(FAILURE, "", mine)
-        return first.decode() == mine
+        with self._failing:
+            if self._failure_code is not None:
+                return False
+            mine = f"{self._rank} {code}"
+            first = self._store.compare_set(FAILURE, "", mine).decode()
+            self._failure_code = _code_in(first)
+            self._has_claimed = first == mine
+            return self._has_claimed
 
     def failure_code(self, *, within_seconds: float = 0.0) -> int | None:
-        """The exit code claimed by the rank that failed; None if none has."""
+        """The exit code claimed by the rank that failed; None if none has.
+
+        Once known it is not asked for again: the store may have gone with its rank.
+        """
         until = time.monotonic() + within_seconds
-        while not self._store.check([FAILURE]):
-            if time.monotonic() >= until:
-                return None
-            time.sleep(0.1)
-        return int(self._store.get(FAILURE).decode().split()[1])
+        while self._failure_code is None:
+            if self._store.check([FAILURE]):
+                self._failure_code = _code_in(self._store.get(FAILURE).decode())
+            elif time.monotonic() >= until:
+                break
+            else:
+                time.sleep(0.1)
+        return self._failure_code
 
     def acknowledge(self) -> None:
-        """This rank knows of the failure and leaves."""
-        self._store.add(ACKNOWLEDGED, 1)
+        """This rank knows of another's failure, and needs the store no more."""
+        with self._failing, suppress(dist.DistError, RuntimeError):
+            if not (self._has_acknowledged or self._has_claimed):
+                self._store.add(ACKNOWLEDGED, 1)
+                self._has_acknowledged = True
 
     def wait_for_the_others(self) -> None:
         """Let the others learn of a failure before the store may go with this process."""
@@ -117,7 +175,7 @@ class Heart:
                 )
             return "; ".join(lines)
         others = {r: doing for r, (_, doing) in after.items() if r != self._rank}
-        late = [r for r, doing in others.items() if doing != self._doing] or list(others)
+        late = [r for r, doing in others.items() if doing != self.doing] or list(others)
         return f"{_ranks(late)} answer but do not go on, last seen at {others[late[0]]}"
 
     def _ticks_of_all(self) -> dict[int, tuple[int, str]]:
@@ -132,56 +190,90 @@ class Heart:
 
     def _live(self) -> None:
         told_at_seconds: float | None = None
+        lost_at_seconds: float | None = None
         while not self._is_leaving.wait(BEAT_SECONDS):
             self._ticks += 1
-            try:
-                self._store.set(f"beat/{self._rank}", json.dumps([self._ticks, self._doing]))
-                code = self.failure_code()
-            except (dist.DistError, RuntimeError):  # the store has gone, and with it a rank
-                code = 1
             now = time.monotonic()
+            try:
+                self._store.set(f"beat/{self._rank}", json.dumps([self._ticks, self.doing]))
+                code = self.failure_code()
+                lost_at_seconds = None
+            except (dist.DistError, RuntimeError):  # the store has gone, and with it a rank
+                code = self._failure_code
+                lost_at_seconds = lost_at_seconds or now
             if code is not None:
+                self.acknowledge()
                 told_at_seconds = told_at_seconds or now
-                if now - told_at_seconds > GRACE_SECONDS:
-                    _leave(code, self.acknowledge)
-            elif now - self._beaten_at_seconds > self._timeout_seconds + SILENCE_SECONDS:
+                if self._has_had_its_time(told_at_seconds):
+                    _leave(code)
+            elif lost_at_seconds is not None:
+                if self._has_had_its_time(lost_at_seconds):
+                    _leave(EXIT_FAULT)
+            elif self._is_overdue(self.timeout_seconds + SILENCE_SECONDS):
                 self._end_a_stuck_run()
+
+    def _has_had_its_time(self, since_seconds: float) -> bool:
+        """Whether this rank ought to have left by itself, a save and what follows it counted."""
+        waited_seconds = time.monotonic() - since_seconds
+        if self._is_saving:  # read first: a save that ends notes when before it is over
+            return waited_seconds > SAVE_SECONDS
+        after_save_seconds = time.monotonic() - self._saved_at_seconds
+        return min(waited_seconds, after_save_seconds) > GRACE_SECONDS
 
     def _watch(self) -> None:
         """End a rank whose main thread hangs and whose store, which could tell why, hangs too."""
-        patience = self._timeout_seconds + SILENCE_SECONDS + LAST_RESORT_SECONDS
+        patience_seconds = self.timeout_seconds + SILENCE_SECONDS + LAST_RESORT_SECONDS
         while not self._is_leaving.wait(BEAT_SECONDS):
-            if time.monotonic() - self._beaten_at_seconds > patience:
-                end_for_lack_of_answer(self._rank, self._doing)
+            if self._is_overdue(patience_seconds):
+                end_for_lack_of_answer(self._place, self.doing)
+
+    def _is_overdue(self, patience_seconds: float) -> bool:
+        if self._num_works:  # read first: a work that ends beats before it is no longer counted
+            return False
+        return time.monotonic() - self._beaten_at_seconds > patience_seconds
 
     def _end_a_stuck_run(self) -> None:
         """The main thread waits for a rank that does not come, where nothing else times out."""
         what = self.missing()
-        if self.claim_failure(code=1):
+        if self.claim_failure(code=EXIT_FAULT):
             print(
-                f"bertsmith: error: nothing has moved for {self._timeout_seconds:g} seconds at "
-                f"{self._doing}: {what}",
+                f"bertsmith: error: nothing has moved for {self.timeout_seconds:g} seconds at "
+                f"{self.doing}: {what}",
                 file=sys.stderr,
                 flush=True,
             )
-        _leave(1, self.wait_for_the_others)
+            with suppress(dist.DistError, RuntimeError):
+                self.wait_for_the_others()
+        self.acknowledge()
+        _leave(self._failure_code or EXIT_FAULT)
 
 
-def end_for_lack_of_answer(rank: int, doing: str) -> None:
-    """End the process where nobody can be asked any more."""
-    print(
-        f"bertsmith: error: rank {rank} is cut off at {doing}: neither the other ranks nor the "
-        "meeting point answer; is the network down?",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
+class Pulse:
+    """Another rank's heart, as one who waits for that rank hears it."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        """Nothing is heard yet; silence counts from now."""
+        self._store, self._key = store, f"beat/{rank}"
+        self._last = b""
+        self._heard_at_seconds = self._asked_at_seconds = time.monotonic()
+
+    def silent_seconds(self) -> float:
+        """How long the heart has not beaten; the store is asked once a beat at most."""
+        now = time.monotonic()
+        if now - self._asked_at_seconds >= BEAT_SECONDS:
+            self._asked_at_seconds = now
+            found = self._store.get(self._key) if self._store.check([self._key]) else b""
+            if found != self._last:
+                self._last, self._heard_at_seconds = found, now
+        return now - self._heard_at_seconds
 
 
-def _leave(code: int, last: Callable[[], None]) -> None:
+def _code_in(claim: str) -> int:
+    return int(claim.split()[1])
+
+
+def _leave(code: int) -> None:
     """End the process though its main thread hangs."""
-    with suppress(dist.DistError, RuntimeError):
-        last()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -193,10 +285,3 @@ def _ranks(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:3]))
     return f"ranks {shown}" + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
-
-
-def connection(host: str, port: int, *, seconds: float) -> TCPStore:
-    """A client of a store that another process, or this one, serves."""
-    return TCPStore(
-        host, port, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False
-    )

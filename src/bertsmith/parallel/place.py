@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from bertsmith.parallel import last_word
 
 SLURM_FIRST_PORT, SLURM_PORTS = 20_000, 20_000
 """Ports for the rendezvous of SLURM jobs; a job's own follows from its number."""
@@ -29,8 +31,15 @@ class Place:
     has_agent: bool
     """Whether torchrun's agent holds the meeting point, so that it outlives any rank."""
 
-    generation: str
-    """Differs between the starts of a run that torchrun restarts."""
+    run_id: str
+    """The same for all processes of a run, and when torchrun starts them anew."""
+
+    has_own_gpus: bool = False
+    """Whether each process is shown GPUs of its own, as `srun --gpus-per-task` does."""
+
+    def seeing(self, num_gpus: int) -> "Place":
+        """This place with the number of a GPU that there is, of those that this process sees."""
+        return replace(self, local_rank=self.local_rank % num_gpus)
 
 
 def place_from(environ: Mapping[str, str]) -> Place | None:
@@ -51,10 +60,7 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
             host=_text(environ, "MASTER_ADDR"),
             port=_int(environ, "MASTER_PORT"),
             has_agent=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            generation="/".join(
-                environ.get(name, "0")
-                for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
-            ),
+            run_id=environ.get("TORCHELASTIC_RUN_ID", "run"),
         )
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         job = _int(environ, "SLURM_JOB_ID")
@@ -66,9 +72,27 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
             host=environ.get("MASTER_ADDR") or first_host(_text(environ, "SLURM_STEP_NODELIST")),
             port=int(environ.get("MASTER_PORT") or SLURM_FIRST_PORT + job % SLURM_PORTS),
             has_agent=False,
-            generation=f"{job}/{environ.get('SLURM_RESTART_COUNT', '0')}",
+            run_id=str(job),
+            has_own_gpus=_binds_gpus(environ),
         )
     return None
+
+
+def program_of(environ: Mapping[str, str]) -> list[str]:
+    """The words that start bertsmith with as many processes as this run has, its verb to follow.
+
+    Where torchrun runs on several machines, it has to be started so on each.
+    """
+    place = place_from(environ)
+    if place is None or last_word.FOLDER in environ:  # by hand, or by `--parallel.devices`
+        return ["bertsmith"]
+    if "RANK" not in environ:
+        return ["srun", "--ntasks", str(place.size), "bertsmith"]
+    words = ["torchrun", "--nproc-per-node", str(place.local_size)]
+    if (num_machines := -(-place.size // place.local_size)) > 1:
+        words += ["--nnodes", str(num_machines), "--rdzv-backend", "c10d"]
+        words += ["--rdzv-endpoint", place.host]
+    return [*words, "-m", "bertsmith"]
 
 
 def first_host(nodelist: str) -> str:
@@ -78,6 +102,15 @@ def first_host(nodelist: str) -> str:
         raise ValueError(f"SLURM_STEP_NODELIST {nodelist!r} names no host")
     stem, number, _ = match.groups()
     return stem + (number or "")
+
+
+def _binds_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether srun shows each task GPUs of its own: by their number a task, or by a binding."""
+    return (
+        "SLURM_GPUS_PER_TASK" in environ
+        or "gres/gpu" in environ.get("SLURM_TRES_PER_TASK", "")
+        or environ.get("SLURM_GPU_BIND", "none") != "none"
+    )
 
 
 def _tasks_on_node(environ: Mapping[str, str]) -> int:

@@ -1,8 +1,8 @@
 """none, dp, ddp and fsdp behind one small interface, so that the training step knows none of them.
 
 Whatever the strategy, a step's gradient is the sum over all packs of the step, each pack's loss
-already divided by the targets of all of them. DDP and FSDP would average over ranks: that is
-undone here, and nowhere else.
+already divided by the targets of all of them. FSDP would average over ranks: that is undone here,
+and nowhere else.
 """
 
 import copy
@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -21,17 +20,17 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.batch import LossSum, StepShare
 from bertsmith.model.encoder import Block
 from bertsmith.parallel.data_parallel import CpuReplicas, PackDataParallel
+from bertsmith.parallel.gradient_sum import GradientSum
 from bertsmith.parallel.sharding import whole
 from bertsmith.parallel.world import World
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
-INFERENCE_METHODS = ("logits_MV", "logits_NC")
+INFERENCE_METHODS = ("logits_MV", "logits_NC", "nats_and_right_M")
 """What evaluation calls instead of forward; FSDP has to gather parameters for them too."""
 
 
@@ -43,6 +42,8 @@ class Strategy:
     def __init__(self, model: nn.Module, world: World) -> None:
         """Train `model`, which is on its device already."""
         self.model, self.world = model, world
+        self.meets_in_passes = False
+        """Whether ranks meet within a pass, so that one whose pass fails leaves others waiting."""
 
     @property
     def packs_at_once(self) -> int:
@@ -57,7 +58,7 @@ class Strategy:
     def losses(self, packs: Sequence[Any], *, dropout_seed: int) -> list[LossSum]:
         """Loss sums of one round's packs, which are on the CPU still."""
         device = next(self.model.parameters()).device
-        return [self._callee(pack.to(device), dropout_seed=dropout_seed) for pack in packs]
+        return [self.model(pack.to(device), dropout_seed=dropout_seed) for pack in packs]
 
     def tokens_by_device(self, share: StepShare[Any]) -> list[int]:
         """This rank's tokens of a step, at the places of its devices among all; others are 0."""
@@ -69,6 +70,9 @@ class Strategy:
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Around a round's forward and backward: ranks meet in the last one of a step alone."""
         return nullcontext()
+
+    def trained_changed(self) -> None:
+        """Other parameters than before ask for gradients, the same ones on every rank."""
 
     def sum_over_shards(self, square: float) -> float:
         """A sum over parameters' parts, such as the squared gradient norm, over all parts."""
@@ -82,23 +86,24 @@ class Strategy:
         """The model with whole parameters, for rank 0 to write; every rank has to ask."""
         return model
 
-    @property
-    def _callee(self) -> nn.Module:
-        return self.model
-
 
 class Replicas(Strategy):
     """dp: one process feeds several devices."""
 
     name = "dp"
 
-    def __init__(self, model: nn.Module, world: World, *, num_devices: int) -> None:
-        """Use the first `num_devices` GPUs; on the CPU, so many copies of the model."""
+    def __init__(
+        self, model: nn.Module, world: World, *, num_devices: int, dtype: torch.dtype
+    ) -> None:
+        """Use the first `num_devices` GPUs; on the CPU, so many copies of the model.
+
+        `dtype` is that of matrix products.
+        """
         super().__init__(model, world)
         self._num_devices = num_devices
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._replicas: nn.Module = (
-            PackDataParallel(model, device_ids=list(range(num_devices)))
+            PackDataParallel(model, num_devices=num_devices, dtype=dtype)
             if on_gpu
             else CpuReplicas(model)
         )
@@ -132,37 +137,20 @@ class Distributed(Strategy):
     name = "ddp"
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        """Wrap; ranks have the same weights already, by seed or by checkpoint.
-
-        Every parameter has to get a gradient in every pass (`find_unused_parameters` would search
-        the graph each step): heads have no part that their loss does not use. `static_graph` is
-        left off: without unused parameters or reentrant checkpointing it saves nothing.
-        """
+        """Ranks have the same weights already, by seed or by checkpoint; rank 0's are made sure."""
         super().__init__(model, world)
-        device = next(model.parameters()).device
-        self._wrapped = DistributedDataParallel(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            init_sync=True,
-            gradient_as_bucket_view=True,
-        )
-        self._wrapped.register_comm_hook(None, _add_up)
+        for values in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(values.detach(), src=0)
+        self._gradients = GradientSum(model.parameters())
+
+    def trained_changed(self) -> None:
+        """Buckets hold the gradients that were asked for when they were made: make them anew."""
+        self._gradients.leave()
+        self._gradients = GradientSum(self.model.parameters())
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Gradients of all but the last round stay on their rank."""
-        return nullcontext() if is_last else self._wrapped.no_sync()
-
-    @property
-    def _callee(self) -> nn.Module:
-        return self._wrapped
-
-
-def _add_up(group: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients over the ranks; DDP's own way divides by their number."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    future: torch.futures.Future[list[Tensor]] = work.get_future()
-    return future.then(lambda done: done.value()[0])
+        return self._gradients.meeting() if is_last else nullcontext()
 
 
 class FullySharded(Strategy):
@@ -184,7 +172,8 @@ class FullySharded(Strategy):
                 The CPU kernels read fp32 parameters, so there they travel as they are.
         """
         super().__init__(model, world)
-        self._skeleton = copy.deepcopy(model).to("meta")
+        self.meets_in_passes = True
+        self._skeleton = shell_of(model)
         device = next(model.parameters()).device
         mesh = init_device_mesh(device.type, (world.size,))
         policy = MixedPrecisionPolicy()
@@ -233,3 +222,13 @@ class FullySharded(Strategy):
                 for name, buffer in self.model.named_buffers():
                     filled.get_buffer(name).copy_(buffer)
         return cast(ModelT, filled if filled is not None else self._skeleton)
+
+
+def shell_of(model: ModelT) -> ModelT:
+    """A copy without values, parameters that are tied still tied; takes no memory of the device."""
+    empty: dict[int, object] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    empty |= {id(b): torch.empty_like(b, device="meta") for b in model.buffers()}
+    return copy.deepcopy(model, empty)

@@ -6,34 +6,25 @@ over gloo on the CPU whatever the device, so that asking never waits for a GPU.
 
 import json
 import os
-import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from bertsmith.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from bertsmith.errors import UserError
+from bertsmith.parallel import last_word
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.parallel.heart import (
-    FAILURE,
-    LAST_RESORT_SECONDS,
-    Heart,
-    connection,
-    end_for_lack_of_answer,
-)
+from bertsmith.parallel.ending import end, leave_group
+from bertsmith.parallel.heart import FAILURE, Heart, OtherRankFailedError, Pulse, SilentRankError
+from bertsmith.parallel.meeting import connect, meet
 from bertsmith.parallel.place import Place, place_from
 
 POLL_SECONDS = 0.05
-LAST_WORD_SECONDS = 1.0
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -65,6 +56,7 @@ class World:
         self.rank = 0 if place is None else place.rank
         self.size = 1 if place is None else place.size
         self.local_rank = 0 if place is None else place.local_rank
+        self.local_size = 1 if place is None else place.local_size
         self._store, self._heart = store, heart
         self._num_asked = 0
 
@@ -84,6 +76,18 @@ class World:
         """Numbers added up over the ranks, in float64."""
         return self.begin_sums(values).wait()
 
+    def largest(self, value: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def smallest(self, value: int) -> int:
+        """The smallest of the ranks' numbers."""
+        return -self.largest(-value)
+
     def sum_tensor(self, values: torch.Tensor) -> torch.Tensor:
         """A CPU tensor added up over the ranks, in place."""
         if self.size > 1:
@@ -94,6 +98,27 @@ class World:
         """Say that this rank is at work, and at what: "step 12"."""
         if self._heart is not None:
             self._heart.beat(doing)
+
+    @contextmanager
+    def working(self, doing: str) -> Iterator[None]:
+        """Within the block this rank is at work by itself, and may take any time.
+
+        Around what takes longer the more data there is, and never around what waits for other
+        ranks: nobody would end a wait in vain.
+
+        Args:
+            doing: As in `beat`.
+        """
+        self.beat(doing)
+        with self._at_work():
+            yield
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._heart is None else self._heart.at_work()
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Within the block, in any one thread, another rank's failure does not end this process."""
+        return nullcontext() if self._heart is None else self._heart.saving()
 
     def on_main(self, do: Callable[[], Answer]) -> Answer:
         """Let rank 0 do something while the others wait; its answer, or its UserError, is for all.
@@ -111,13 +136,14 @@ class World:
         name = f"answer/{self._num_asked}"
         if self.is_main:
             try:
-                answer = do()
+                with self._at_work():
+                    answer = do()
             except UserError as error:
                 self._store.set(name, json.dumps({"error": str(error)}))
                 raise
             self._store.set(name, json.dumps({"answer": answer}))
             return answer
-        reply = json.loads(self._await(name))
+        reply = json.loads(self._await(name, rank=0))
         if "error" in reply:
             raise UserError(reply["error"])
         found: Answer = reply["answer"]
@@ -126,11 +152,13 @@ class World:
     def main_first(self, do: Callable[[], Answer]) -> Answer:
         """Every rank's own answer, rank 0's first: it checks or notes for the others."""
         if self.is_main:
-            answer = do()
+            with self._at_work():
+                answer = do()
             self.on_main(lambda: True)
             return answer
         self.on_main(lambda: True)
-        return do()
+        with self._at_work():
+            return do()
 
     def check_same(self, what: str, facts: Mapping[str, str]) -> None:
         """Refuse to go on if a rank has other facts than rank 0.
@@ -152,7 +180,7 @@ class World:
         """False, once every rank's facts have been seen to be rank 0's."""
         assert self._store is not None
         for rank in range(1, self.size):
-            theirs = json.loads(self._await(f"{what}/{rank}"))
+            theirs = json.loads(self._await(f"{what}/{rank}", rank=rank))
             for name in sorted({*mine, *theirs}):
                 if mine.get(name) != theirs.get(name):
                     raise UserError(
@@ -161,34 +189,61 @@ class World:
                     )
         return False
 
-    def _await(self, name: str) -> str:
-        """The text that another rank stores under a name, whenever it does."""
+    def _await(self, name: str, *, rank: int) -> str:
+        """The text that a rank stores under a name, whenever it does, as long as its heart beats.
+
+        Raises:
+            SilentRankError: It is dead or stopped.
+            OtherRankFailedError: Some rank has failed.
+        """
         assert self._store is not None
+        assert self._heart is not None
+        pulse, doing = Pulse(self._store, rank), self._heart.doing
         while not self._store.check([name]):
-            self.beat("waiting for another rank")
+            self.beat(f"the wait for rank {rank}")
             time.sleep(POLL_SECONDS)
             if self._store.check([FAILURE]):
                 raise OtherRankFailedError
+            if pulse.silent_seconds() > self._heart.timeout_seconds:
+                raise SilentRankError(f"rank {rank} is silent")
+        self.beat(doing)
         value: bytes = self._store.get(name)
         return value.decode()
 
 
-def dealt(items: Sequence[Item], world: World) -> Iterator[tuple[int | None, Item]]:
+class AbandonedError(Exception):
+    """All ranks have left off in the middle of something, because one of them was told to stop."""
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+def dealt(
+    items: Sequence[Item], world: World, *, stop_asked: Callable[[], bool] = never
+) -> Iterator[tuple[int | None, Item]]:
     """A rank's items with their numbers: every size-th, as many on every rank.
 
     Who would have one fewer does the first item once more, under no number, so that its result is
     left out: under fsdp every rank has to take part in every pass.
+
+    Args:
+        items: The same on every rank.
+        world: The ranks.
+        stop_asked: Whether this rank was told to stop, asked before each item.
+
+    Raises:
+        AbandonedError: A rank was told to stop.
     """
     for first in range(0, len(items), world.size):
+        if world.sums([stop_asked()])[0]:
+            raise AbandonedError
         number = first + world.rank
         if number < len(items):
             yield number, items[number]
         else:
             yield None, items[0]
-
-
-class OtherRankFailedError(Exception):
-    """This rank has to end because another one did, which says why."""
 
 
 @contextmanager
@@ -214,13 +269,12 @@ def joined(config: ParallelConfig, *, on_gpus: bool, facts: Mapping[str, str]) -
     if place is None or place.size == 1:
         yield World()
         return
-    store = _meet(place, config)
+    if on_gpus:
+        place = place.seeing(torch.cuda.device_count())
+    store, generation = meet(place, config)
     heart = Heart(
-        PrefixStore(
-            place.generation, connection(place.host, place.port, seconds=config.join_seconds)
-        ),
-        rank=place.rank,
-        size=place.size,
+        PrefixStore(generation, connect(place, seconds=config.join_seconds)),
+        place,
         timeout_seconds=config.timeout_seconds,
     )
     heart.start()
@@ -240,142 +294,10 @@ def joined(config: ParallelConfig, *, on_gpus: bool, facts: Mapping[str, str]) -
         world.beat("the end")
         dist.barrier()
     except BaseException as error:  # whatever ends one rank has to end all
-        raise SystemExit(_end(error, place, heart, config)) from None
+        code = end(error, place, heart)
+        last_word.leave(code)
+        raise SystemExit(code) from error
+    else:
+        leave_group()
     finally:
         heart.stop()
-        with suppress(Exception):
-            dist.destroy_process_group()
-
-
-def _meet(place: Place, config: ParallelConfig) -> Store:
-    """Wait until every rank has come to the store.
-
-    Raises:
-        UserError: It cannot be reached or opened, or ranks are missing.
-    """
-    serves = place.rank == 0 and not place.has_agent
-    where = f"{place.host}:{place.port}"
-    try:
-        tcp = TCPStore(
-            place.host,
-            place.port,
-            is_master=serves,
-            timeout=timedelta(seconds=config.join_seconds),
-            wait_for_workers=False,
-        )
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        if serves:
-            raise UserError(
-                f"rank 0 cannot listen at {where} ({_first_line(error)}); is the port in use, or "
-                "MASTER_ADDR not an address of this machine?"
-            ) from error
-        raise UserError(
-            f"rank {place.rank} cannot reach rank 0 at {where} within {config.join_seconds:g} "
-            f"seconds ({_first_line(error)}); check MASTER_ADDR and MASTER_PORT, the firewall, and "
-            "GLOO_SOCKET_IFNAME"
-        ) from error
-    store = PrefixStore(place.generation, tcp)
-    try:
-        _wait_for_all(store, place, config)
-    except (dist.DistError, RuntimeError) as error:
-        raise UserError(
-            f"rank {place.rank} has lost rank 0, which held the meeting point at {where} "
-            f"({_first_line(error)})"
-        ) from error
-    return store
-
-
-def _wait_for_all(store: Store, place: Place, config: ParallelConfig) -> None:
-    """Return once every rank has come; one rank says which have not, the others just end."""
-    where = f"{place.host}:{place.port}"
-    store.set(f"joined/{place.rank}", "")
-    until = time.monotonic() + config.join_seconds
-    come = store.add("joined", 1)
-    while come < place.size:
-        if store.check([FAILURE]):
-            raise SystemExit(EXIT_USER_ERROR)
-        if time.monotonic() > until:
-            claim = f"{place.rank} {EXIT_USER_ERROR}"
-            if store.compare_set(FAILURE, "", claim).decode() != claim:
-                raise SystemExit(EXIT_USER_ERROR)
-            time.sleep(LAST_WORD_SECONDS)  # the store must live until all have seen the claim
-            missing = [r for r in range(place.size) if not store.check([f"joined/{r}"])]
-            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-            raise UserError(
-                f"rank {place.rank} has waited {config.join_seconds:g} seconds at {where}, and of "
-                f"{place.size} ranks these are missing: {shown}; is every node started, with the "
-                "same MASTER_ADDR and world size?"
-            )
-        time.sleep(POLL_SECONDS)
-        come = store.add("joined", 0)
-
-
-def _end(error: BaseException, place: Place, heart: Heart, config: ParallelConfig) -> int:
-    """Say once what ended the run; the exit code."""
-    last_resort = threading.Timer(
-        LAST_RESORT_SECONDS, end_for_lack_of_answer, (place.rank, "its end")
-    )
-    last_resort.daemon = True
-    last_resort.start()
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends ranks that are left
-    try:
-        code = None
-        if isinstance(error, OtherRankFailedError) or _is_of_the_network(error):
-            code = heart.failure_code(within_seconds=3.0)
-        if code is not None:
-            heart.acknowledge()
-            return code
-        code = _code_of(error)
-        lost = heart.missing() if _is_of_the_network(error) else None
-        if not heart.claim_failure(code=code):
-            heart.acknowledge()
-            return heart.failure_code() or code
-    except (dist.DistError, RuntimeError):  # the store has gone with the rank that held it
-        print(
-            f"bertsmith: error: rank {place.rank} has lost rank 0, which held the meeting point "
-            f"at {place.host}:{place.port} ({_first_line(error)})",
-            file=sys.stderr,
-            flush=True,
-        )
-        return EXIT_FAULT
-    of_rank = f"rank {place.rank}: " if place.rank else ""
-    if lost is not None:
-        print(
-            f"bertsmith: error: {lost}; rank {place.rank} waited up to "
-            f"{config.timeout_seconds:g} seconds for it",
-            file=sys.stderr,
-        )
-    elif isinstance(error, UserError):
-        print(f"bertsmith: error: {of_rank}{error}", file=sys.stderr)
-    elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
-        text = "".join(traceback.format_exception(error))
-        print(f"bertsmith: rank {place.rank} failed:\n{text}", file=sys.stderr)
-    sys.stderr.flush()
-    with suppress(dist.DistError, RuntimeError):
-        heart.wait_for_the_others()
-    return code
-
-
-def _code_of(error: BaseException) -> int:
-    match error:
-        case UserError():
-            return EXIT_USER_ERROR
-        case KeyboardInterrupt():
-            return EXIT_INTERRUPTED
-        case SystemExit(code=int(code)):
-            return code
-        case _:
-            return EXIT_FAULT
-
-
-def _is_of_the_network(error: BaseException) -> bool:
-    """Whether a collective failed: another rank is to blame, not this one."""
-    if isinstance(error, dist.DistError):
-        return True
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0][:200]

@@ -7,10 +7,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from bertsmith.checkpoint.config import SaveConfig
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig
+from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.train.config import EvalConfig, OptimConfig, Precision, SaveConfig
+from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
 
 Device = Literal["auto", "cpu", "cuda"]
 Monitor = Literal["accuracy", "macro_f1", "weighted_f1", "matthews_correlation", "loss"]
@@ -45,6 +48,12 @@ class PretrainConfig:
     tokens_per_step: int = 8192
     """Real tokens behind one optimizer step: whole packs, as many as fit."""
 
+    micro_batch: int | Literal["auto"] = "auto"
+    """Most tokens in one forward and backward pass: packs are cut between sequences, which changes
+    nothing but rounding. auto: whole packs, or a half, a quarter, ... of one: the largest that is
+    planned to fit, tried before the first step. Whatever it is, it is halved where it does not fit
+    after all."""
+
     hidden_dropout_prob: float | None = None
     """Overrides the model's dropout on the residual stream."""
 
@@ -55,8 +64,18 @@ class PretrainConfig:
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    freeze: str | None = None
+    """Parts that stay as they are, such as embeddings,0-5 (layers count from 0). What lies below
+    the lowest trained part keeps nothing for the backward pass."""
+
+    checkpointing: str = "none"
+    """What blocks keep for the backward pass: less memory for more time, the same result.
+    none: all. selective: half. full: one tensor a block. every:N: each N-th block is as in full.
+    budget:X: at most the share X of none, picked by block."""
 
     precision: Precision = "auto"
     """auto: bf16 where the hardware computes it fast, else fp32."""
@@ -73,6 +92,10 @@ class PretrainConfig:
     resume: bool = False
     """Go on from the newest checkpoint in `output`; start anew where there is none."""
 
+    resume_override: list[str] = field(default_factory=list)
+    """--resume.override on the command line: settings that may differ from the run's own, by key;
+    `data` and `tokenizer` name changed data."""
+
     overwrite: bool = False
     """Replace what another run left in `output`."""
 
@@ -84,7 +107,7 @@ class PretrainConfig:
                 f"tokens_per_step {self.tokens_per_step} is below packing.tokens_per_pack "
                 f"{self.packing.tokens_per_pack}; a step has at least one pack, so lower that too"
             )
-        _check_seed_and_dropout(self)
+        _check_training(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +143,13 @@ class FinetuneConfig:
     None: the model's limit."""
 
     tokens_per_pack: int = 4096
-    """Most tokens in one forward and backward pass; a step is as many passes as it needs."""
+    """Most tokens in one pack; a step is as many packs as it needs."""
+
+    micro_batch: int | Literal["auto"] = "auto"
+    """Most tokens in one forward and backward pass: packs are cut between examples, which changes
+    nothing but rounding. auto: whole packs, or a half, a quarter, ... of one: the largest that is
+    planned to fit, tried before the first step. Whatever it is, it is halved where it does not fit
+    after all."""
 
     monitor: Monitor = "accuracy"
     """Metric that picks the best checkpoint and stops early."""
@@ -137,6 +166,7 @@ class FinetuneConfig:
         )
     )
     save: SaveConfig = field(default_factory=SaveConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     hidden_dropout_prob: float | None = None
     """Overrides the model's dropout on the residual stream."""
@@ -146,6 +176,15 @@ class FinetuneConfig:
 
     eval_every_steps: int | None = None
     """Steps between evaluations; None: twice an epoch, and at the end."""
+
+    freeze: str | None = None
+    """Parts that stay as they are, such as embeddings,0-5 (layers count from 0). What lies below
+    the lowest trained part keeps nothing for the backward pass."""
+
+    checkpointing: str = "none"
+    """What blocks keep for the backward pass: less memory for more time, the same result.
+    none: all. selective: half. full: one tensor a block. every:N: each N-th block is as in full.
+    budget:X: at most the share X of none, picked by block."""
 
     precision: Precision = "auto"
     """auto: bf16 where the hardware computes it fast, else fp32."""
@@ -161,6 +200,10 @@ class FinetuneConfig:
 
     resume: bool = False
     """Go on from the newest checkpoint in `output`; start anew where there is none."""
+
+    resume_override: list[str] = field(default_factory=list)
+    """--resume.override on the command line: settings that may differ from the run's own, by key;
+    `data` and `tokenizer` name changed data."""
 
     overwrite: bool = False
     """Replace what another run left in `output`."""
@@ -184,7 +227,12 @@ class FinetuneConfig:
             "eval_every_steps",
             "log_every_steps",
         )
-        _check_seed_and_dropout(self)
+        _check_training(self)
+        if self.micro_batch != "auto" and self.head.norm == "batch":
+            raise ValueError(
+                "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
+                "whole pack; set tokens_per_pack"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +306,174 @@ class PredictConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoverageConfig:
+    """Say which positions and tokens a masking will have predicted, without training."""
+
+    data: str
+    """Folder that `bertsmith prepare` wrote."""
+
+    epochs: float
+    """Passes over the data."""
+
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+
+    tokens_per_step: int = 8192
+    """As in pretraining; matters where the last epoch is not whole."""
+
+    seed: int = 0
+    """As in pretraining."""
+
+    sample_tokens: int = 1 << 22
+    """About the most tokens to count; of a larger text, those of documents from all over it."""
+
+    plot: str | None = None
+    """SVG file to draw the types' predictions over their occurrences in."""
+
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        _check_at_least_one(self, "tokens_per_step", "sample_tokens")
+        if not 0.0 < self.epochs < math.inf:
+            raise ValueError(f"epochs is {self.epochs}; it must be over 0")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillConfig:
+    """Name the words that texts hide as [MASK], with their probabilities."""
+
+    model: str
+    """Folder of a pretrained model, its run folder, or a hub name."""
+
+    texts: list[str] = field(default_factory=list)
+    """Texts with [MASK]; the first words of the command line."""
+
+    data: str | None = None
+    """File of texts instead, one a line; - reads standard input."""
+
+    top_k: int = 5
+    """Tokens to name for each [MASK]."""
+
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+    tokens_per_pack: int = 8192
+    """Most tokens in one forward pass."""
+
+    precision: Precision = "fp32"
+    """fp32 is exact; bf16 and auto are faster where the hardware has them."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        _check_at_least_one(self, "top_k", "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """Say how likely a pretrained model finds sentences (pseudo-perplexity)."""
+
+    model: str
+    """Folder of a pretrained model, its run folder, or a hub name."""
+
+    texts: list[str] = field(default_factory=list)
+    """Texts; the first words of the command line."""
+
+    data: str | None = None
+    """File of texts instead, one a line; - reads standard input."""
+
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    tokens_per_pack: int = 8192
+    """Most tokens in one forward pass; a text of n tokens is read n times."""
+
+    precision: Precision = "fp32"
+    """fp32 is exact; bf16 and auto are faster where the hardware has them."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        _check_at_least_one(self, "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What a plan is told besides the run that it is of."""
+
+    output: str = ""
+    """Not used: a run's own file may be given as --config."""
+
+    device: str = "this"
+    """A device by name (h200, h100, a100-80, l4, t4, rtx-4090, ...), an amount of memory (16GiB),
+    or this: the GPU of this machine if there is one, else its CPU."""
+
+    flop_per_second: float | None = None
+    """What the device computes in training; None: measured here on a CPU, and for a GPU a share of
+    its published rate."""
+
+    price_per_hour: float | None = None
+    """Of one device, in any currency; gives the cost of the run."""
+
+    json: bool = False
+    """Print one JSON object instead of text."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        rate, price = self.flop_per_second, self.price_per_hour
+        if rate is not None and not 0.0 < rate < math.inf:
+            raise ValueError(f"flop_per_second is {rate}; it must be over 0")
+        if price is not None and not 0.0 <= price < math.inf:
+            raise ValueError(f"price_per_hour is {price}; it must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPretrainConfig(PlanOptions, PretrainConfig):
+    """Say what memory and time a run will need, before either is spent."""
+
+    data: str = ""
+    """Folder that `bertsmith prepare` wrote; it is asked for its vocabulary and its tokens. None
+    given: the preset's vocabulary."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        PretrainConfig.__post_init__(self)
+        PlanOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFinetuneConfig(PlanOptions, FinetuneConfig):
+    """Say what memory and time a fine-tuning will need, before either is spent."""
+
+    data: str = ""
+    """Not read: --examples says how many there are."""
+
+    examples: int | None = None
+    """Examples of the table; None: not known, and the time of the whole run is not said."""
+
+    labels: int = 2
+    """Classes."""
+
+    table_rows: int | None = None
+    """Different tokens in the texts, whose rows of the token table are trained; None: at most all
+    of them."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        FinetuneConfig.__post_init__(self)
+        _check_at_least_one(self, "examples", "labels", "table_rows")
+        PlanOptions.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SelftestConfig:
     """Prove on this machine that several devices give one device's result."""
 
@@ -267,7 +483,7 @@ class SelftestConfig:
     steps: int = 20
     """Optimizer steps of each small training."""
 
-    parallel: ParallelConfig = field(default_factory=lambda: ParallelConfig(devices=2))
+    parallel: ParallelConfig = field(default_factory=lambda: ParallelConfig(devices="auto"))
 
     device: Device = "auto"
     """auto: the GPUs if there are any."""
@@ -319,6 +535,10 @@ class PrepareConfig:
     vocab_size: int = 8192
     """Tokens of the trained tokenizer, five special ones included; fewer if the text is small."""
 
+    chinese_words: Literal["auto", "jieba", "characters"] = "auto"
+    """Where words begin in Chinese text, for masking by words: as jieba says (extra zh), or at each
+    character. auto: jieba if it is installed, else characters; a folder keeps what it has."""
+
     lowercase: bool = True
     """Trained tokenizer without case and accents (uncased), or with both (cased)."""
 
@@ -351,6 +571,10 @@ class PrepareConfig:
             raise ValueError(f"vocab_size is {self.vocab_size}; it must be from 32 to {1 << 24}")
         if not 0.0 <= self.valid_share < 1.0:
             raise ValueError(f"valid_share is {self.valid_share}; it must be at least 0, under 1")
+        if self.chinese_words not in ("auto", "jieba", "characters"):
+            raise ValueError(
+                f"chinese_words is {self.chinese_words!r}; it must be auto, jieba or characters"
+            )
         _check_at_least_one(self, "min_frequency", "tokenizer_sample_mb", "workers")
         if self.shard is not None:
             left, _, right = self.shard.partition("/")
@@ -365,7 +589,24 @@ def _check_at_least_one(config: object, *names: str) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _check_seed_and_dropout(config: PretrainConfig | FinetuneConfig) -> None:
+def _check_freeze(freeze: str | None) -> None:
+    if freeze is None:
+        return
+    try:
+        parts = read_parts(freeze)
+    except ValueError as error:
+        raise ValueError(f"freeze is {freeze!r}: {error}") from error
+    if HEAD in parts:
+        raise ValueError(f"freeze is {freeze!r}; the head is always trained")
+
+
+def _check_training(config: PretrainConfig | FinetuneConfig) -> None:
+    parse_checkpointing(config.checkpointing)
+    _check_freeze(config.freeze)
+    if config.micro_batch != "auto" and config.micro_batch < 1:
+        raise ValueError(f"micro_batch is {config.micro_batch}; it must be at least 1, or auto")
+    if config.resume_override and not config.resume:
+        raise ValueError("resume_override is given without resume; give --resume too")
     if config.seed < 0:
         raise ValueError(f"seed is {config.seed}; it must not be negative")
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):

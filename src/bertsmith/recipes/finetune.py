@@ -8,20 +8,22 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from bertsmith.batch import LabelledBatch, StepShare
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
+from bertsmith.data.largest import largest_labelled
 from bertsmith.data.tokenizer import TextTokenizer
-from bertsmith.errors import EXIT_INTERRUPTED, UserError
+from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.parts import EMBEDDINGS
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
-from bertsmith.parallel.kept_rows import keep_unused_rows
+from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
+from bertsmith.recipes.block_memory import set_checkpointing
 from bertsmith.recipes.classifier import (
     describe_head,
     fitting_tokenizer,
@@ -30,71 +32,73 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
+from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
+from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
     agreed_checkpoint,
-    is_main_process,
+    check_same_start,
+    exit_code,
     open_output,
+    sole_run,
+    started,
     world_of,
 )
+from bertsmith.recipes.resume import identity_of
 from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
-from bertsmith.report.devices import BusySampler, devices_of, uses_of
-from bertsmith.report.metrics_log import open_metrics
-from bertsmith.report.progress import TrainingDisplay
-from bertsmith.report.run_folder import (
-    check_inputs_stay,
-    check_run_folder,
-)
-from bertsmith.train.checkpoint import (
-    RunState,
-    load_moments,
-    read_state,
-)
-from bertsmith.train.interruption import catch_signals
-from bertsmith.train.loop import train
+from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
+from bertsmith.recipes.training import Rig
+from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
+from bertsmith.report.run_lock import RunLock
+from bertsmith.train.interruption import Interruption, catch_signals
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
-from bertsmith.train.step import NonFiniteLossError
 
 
 def main(config: FinetuneConfig) -> int:
     """Fine-tune, and print the model's folder."""
-    summary = finetune(config)
-    if summary.status == "interrupted":
-        return EXIT_INTERRUPTED
-    if is_main_process():
-        print(Path(config.output) / "model")
-    return 0
+    return exit_code(config, finetune(config).status)
 
 
 def finetune(config: FinetuneConfig) -> FinetuneSummary:
     """Train a classifier of texts or pairs.
 
     Raises:
-        UserError: The model, a table, the output or a value cannot be used; or the loss is not
-            finite, in which case the best model and the last checkpoint stand.
+        UserError: The model, a table, the output or a value cannot be used; or a step's numbers
+            went wrong, in which case the best model and the last checkpoint stand.
+        KeyboardInterrupt: A signal came before there was anything to save.
     """
     if config.parallel.strategy == "dp" and config.head.norm == "batch":
         raise UserError(
             "--head.norm batch under --parallel.strategy dp: each GPU would take statistics of its "
             "own; use ddp, where they are those of all"
         )
-    with world_of(config) as world:
-        return _finetune(config, world)
+    with catch_signals() as interruption, world_of(config) as world:
+        world.on_main(lambda: check_output(config))
+        with sole_run(world, config) as lock, lack_is_told("finetune"):
+            return _finetune(config, world, lock, interruption)
 
 
-def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
+def _finetune(
+    config: FinetuneConfig, world: World, lock: RunLock | None, interruption: Interruption
+) -> FinetuneSummary:
     """One rank's run; rank 0 speaks and writes for all."""
-    world.on_main(lambda: check_output(config))
     compute = choose_compute(config.precision, config.device, local_rank=world.local_rank)
     if compute.device.type == "cpu":
         reuse_freed_memory()
     source = Path(world.on_main(lambda: str(model_folder(config.model))))
     at_once = devices_at_once(config.parallel, world, device=config.device)
-    data = open_task(config, source, at_once=at_once)
+    with world.working("the reading of the tables"):
+        data = open_task(config, source, at_once=at_once)
     world.check_same("data", {"fingerprint": data.fingerprint})
+    identity = identity_of(
+        config,
+        "finetune",
+        {"data": data.fingerprint, "tokenizer": data.tokenizer.vocab.fingerprint},
+        precision=compute.name,
+    )
     lines: list[str] = []
-    checkpoint = agreed_checkpoint(world, config, data.fingerprint, lines.append)
+    checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
     model, report = load_classifier(
         checkpoint or source,
         labels=data.tables.labels,
@@ -104,55 +108,79 @@ def _finetune(config: FinetuneConfig, world: World) -> FinetuneSummary:
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
     )
     model.to(compute.device)
+    set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
+    freeze(config.freeze, model, num_layers=len(model.encoder.blocks))
+    parts = plan_trained_parts(
+        config.optim, model, updates_per_epoch=data.steps.steps_per_epoch, say=lines.append
+    )
+    check_same_start(world, model, checkpoint)
     name = choose_strategy(config.parallel, model, world, say=lines.append)
     used_ids = data.train.examples.input_ids_T
+    is_table_frozen = is_frozen(model, EMBEDDINGS)
+    token_table = model.encoder.embeddings.token.weight
+    rows = None
+    if not is_table_frozen:
+        rows = TrainedRows(
+            next(name for name, p in model.named_parameters() if p is token_table),
+            used_ids,
+            num_rows=len(token_table),
+        )
     vocabulary = (
-        WholeVocabulary(used_ids) if name == "fsdp" else CompactVocabulary(model.encoder, used_ids)
+        WholeVocabulary(used_ids)
+        if name == "fsdp" or is_table_frozen
+        else CompactVocabulary(model.encoder, used_ids)
     )
-    strategy = wrap(name, model, world, num_devices=at_once, dtype=compute.dtype)
-    optimizer = AdamW(group_parameters(model, config.optim), config.optim)
-    if name == "fsdp":
+    ground = ground_here(model.encoder, compute, sharing=name, devices=at_once)
+    strategy = wrap(name, model, world, dp_devices=at_once, dtype=compute.dtype)
+    optimizer = AdamW(group_parameters(model, config.optim, parts), config.optim)
+    if name == "fsdp" and not is_table_frozen:
         keep_unused_rows(model.encoder.embeddings.token.weight, used_ids, optimizer)
-    state = RunState()
-    if checkpoint is not None:
-        state = with_best_on_disk(read_state(checkpoint)[0], Path(config.output))
-        load_moments(checkpoint, optimizer, updates=state.updates)
+    state = started(config, checkpoint, optimizer, rows=rows)
+    if not world.on_main((Path(config.output) / "model" / "config.json").exists):
+        # The best score counts only while its weights are there.
+        state = replace(state, best_value=None, best_step=None, evaluations_since_best=0)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
     lines += describe_head(config.head)
-
-    folder = Path(config.output)
-    speaker = open_output(world, config)
-    for line in lines:
-        speaker.say(line)
-    run = FinetuneRun(
-        config, folder, speaker, compute, strategy, model, optimizer, data, vocabulary, state
+    settings = loop_config(config, data)
+    table = Table(
+        num_labels=len(data.tables.labels),
+        trained_rows=vocabulary.num_rows,
+        longest=data.longest_example,
+        tokens_of_step=data.most_tokens(config.examples_per_step),
+        tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
     )
-    run.say_banner()
-    with (
-        open_metrics(world, folder, steps_done=state.step) as metrics,
-        TrainingDisplay(speaker) as display,
-        catch_signals() as interruption,
-        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
-    ):
-        run.start_log(metrics, display)
-        try:
-            outcome = train(
-                strategy,
-                optimizer,
-                steps=lambda start: shares_from(data.steps, vocabulary, start, world),
-                config=loop_config(config, data.steps),
-                compute=compute,
-                state=state,
-                hooks=run,
-                interruption=interruption,
-            )
-        except Exception as error:
-            with suppress(UserError):  # a full disk: the first error is the one to tell
-                run.summarize("failed", run.state)
-            if isinstance(error, NonFiniteLossError):
-                raise UserError(explain_non_finite(error, data)) from error
-            raise
-        return run.conclude(outcome, uses_of(sampler, compute.device, world))
+    planned = plan_run(
+        lambda: finetuning_shape(config, model.encoder.config, ground, table),
+        micro_batch=config.micro_batch,
+        smallest_tokens=settings.smallest_pass_tokens,
+        compute=compute,
+        world=world,
+        state=state,
+    )
+
+    rig = Rig(
+        folder=Path(config.output),
+        speaker=open_output(world, config, lines, is_changed=is_changed),
+        compute=compute,
+        strategy=strategy,
+        optimizer=optimizer,
+        at_once=at_once,
+        resumed_from=checkpoint,
+        is_changed=is_changed,
+        rows=rows,
+        parts=parts,
+        lock=lock,
+        interruption=interruption,
+        planned=planned,
+    )
+    run = FinetuneRun(config, rig, model, data, state, vocabulary=vocabulary, identity=identity)
+    return run.carry_out(
+        lambda start: shares_from(data.steps, vocabulary, start, world),
+        settings,
+        lambda tokens: vocabulary.narrowed(
+            largest_labelled(data.train.examples, tokens=tokens, longest=table.longest)
+        ),
+    )
 
 
 def check_output(config: FinetuneConfig) -> bool:
@@ -225,13 +253,6 @@ def fingerprint_of_tables(tables: TaskTables) -> str:
     return digest.hexdigest()
 
 
-def with_best_on_disk(state: RunState, folder: Path) -> RunState:
-    """The state of a resumed run; its best score counts only while its best model is there."""
-    if (folder / "model" / "config.json").exists():
-        return state
-    return replace(state, best_value=None, best_step=None, evaluations_since_best=0)
-
-
 def shares_from(
     steps: TrainingSteps, vocabulary: Vocabulary, start: int, world: World
 ) -> Iterator[StepShare[LabelledBatch]]:
@@ -239,17 +260,3 @@ def shares_from(
     for step in itertools.count(start):
         share = steps.share(step, rank=world.rank, num_ranks=world.size)
         yield replace(share, packs=[vocabulary.narrowed(batch) for batch in share.packs])
-
-
-def explain_non_finite(error: NonFiniteLossError, data: TaskData) -> str:
-    """One line: the step, the rows, and what stands."""
-    packs = data.steps.batches(error.step)
-    bad = packs if error.pack is None else [packs[error.pack]]
-    rows = sorted(int(row) for pack in bad for row in pack.rows_N)
-    shown = ", ".join(data.train.table.place(row) for row in rows[:5])
-    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-    return (
-        f"the {error.what} of step {error.step + 1} is not finite (NaN or infinite), on {shown}"
-        f"{more}; weights were not updated, what was saved before stands; try a lower "
-        "--optim.learning_rate"
-    )

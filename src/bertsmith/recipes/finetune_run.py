@@ -1,51 +1,49 @@
 """What a fine-tuning run does around its steps: judge, keep the best, save, say, sum up."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from bertsmith.checkpoint.folder import Identity
+from bertsmith.checkpoint.state import RunState
 from bertsmith.data.examples import TrainingSteps, labelled_batch, packs_by_length
 from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import save_model, write_model_files
+from bertsmith.hf import load_classifier, save_model, write_model_files
 from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.parallel.strategies import Strategy
+from bertsmith.model.parts import EMBEDDINGS
 from bertsmith.parallel.world import dealt
+from bertsmith.recipes.best_model import BestModel
 from bertsmith.recipes.classifier import (
     Task,
     logits_NC,
     read_task,
 )
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.resume import fingerprints_of
+from bertsmith.recipes.run_checkpoints import WrittenFirst
 from bertsmith.recipes.task_data import Part, TaskTables
+from bertsmith.recipes.trained_parts import is_frozen
+from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
 from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
-from bertsmith.report.progress import Speaker, TrainingDisplay
+from bertsmith.report.progress import TrainingDisplay
 from bertsmith.report.run_folder import (
     peak_memory_bytes,
     versions,
-    write_summary,
 )
 from bertsmith.report.training_log import TrainingLog
-from bertsmith.train.checkpoint import (
-    RunState,
-    keep_newest,
-    save_checkpoint,
-)
+from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
-from bertsmith.train.optim import AdamW
-from bertsmith.train.precision import Compute
-from bertsmith.train.step import StepReport
 
 JUDGEMENTS_AN_EPOCH = 2
 """How often the model is judged when the config says nothing."""
@@ -85,6 +83,12 @@ class FinetuneSummary:
     train_loss: float | None
     """Smoothed over the last steps."""
 
+    skipped_steps: list[int]
+    """Passed over, because their numbers had gone wrong."""
+
+    overflowed_steps: int
+    """Updates left out because an fp16 gradient overflowed."""
+
     train_examples: int
     eval_examples: int
     num_labels: int
@@ -95,6 +99,13 @@ class FinetuneSummary:
     """Examples to judge by whose text stands in the training part too."""
 
     peak_memory_bytes: int
+    """Most memory used: on a GPU by tensors (torch's `max_memory_allocated`), on a CPU by the whole
+    process (resident)."""
+
+    planned_peak_bytes: int | None
+    """What was planned of the same: on a GPU the peak of tensors, on a CPU with what is beside
+    them. None: the planner does not know such a run."""
+
     gemm_share: float | None
     """Useful FLOP/s over the machine's GEMM rate, measured at the start."""
 
@@ -126,6 +137,16 @@ class TaskData:
     tokenizer: TextTokenizer
     fingerprint: str
 
+    @property
+    def longest_example(self) -> int:
+        """Tokens of the longest there is, in either part."""
+        return max(int(part.examples.lengths_N.max()) for part in (self.train, self.dev))
+
+    def most_tokens(self, num_examples: int) -> int:
+        """Tokens that so many examples to learn from have together, at most."""
+        lengths_N = self.train.examples.lengths_N
+        return int(lengths_N.topk(min(num_examples, len(lengths_N))).values.sum())
+
 
 def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     """How good scores are, larger is better: by `monitor`, and where that ties by the loss.
@@ -137,31 +158,39 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
-class FinetuneRun:
-    """What happens around the steps: lines, judgements, the best model, checkpoints, the end."""
+class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
+    """What happens around the steps: lines, judgements, the best model, the end."""
 
     def __init__(
         self,
         config: FinetuneConfig,
-        folder: Path,
-        speaker: Speaker,
-        compute: Compute,
-        strategy: Strategy,
+        rig: Rig,
         model: SequenceClassifier,
-        optimizer: AdamW,
         data: TaskData,
-        vocabulary: Vocabulary,
         state: RunState,
+        *,
+        vocabulary: Vocabulary,
+        identity: Identity,
     ) -> None:
         """Nothing is written yet."""
+        super().__init__(rig, model, state, identity=identity, settings=config)
+        self._config, self._data, self._steps = config, data, data.steps
         self._vocabulary = vocabulary
-        self._strategy, self._world = strategy, strategy.world
-        self._uses: list[DeviceUse] = []
-        self._config, self._folder, self._speaker = config, folder, speaker
-        self._compute, self._model, self._optimizer = compute, model, optimizer
-        self._data, self._steps = data, data.steps
-        self._log: TrainingLog | None = None
-        self.state = state
+        self._best = BestModel[SequenceClassifier](self._speaker.say)
+
+    @property
+    def written_first(self) -> Sequence[WrittenFirst]:
+        """A checkpoint speaks of the best weights."""
+        return [self._best]
+
+    def on_rollback(self) -> RunState | None:
+        """Go back, also from weights that were the best."""
+        self._best.forget()
+        return super().on_rollback()
+
+    def in_whole(self) -> AbstractContextManager[None]:
+        """Within the block the token table is the whole one."""
+        return self._vocabulary.whole()
 
     @property
     def _num_parameters(self) -> int:
@@ -181,7 +210,7 @@ class FinetuneRun:
                     f"{name}: {examples.num_cut:,} examples of more than {data.longest} tokens "
                     f"lose their end ({tokens:.1%} of all tokens)"
                 )
-        num_steps = loop_config(self._config, self._steps).budget.steps
+        num_steps = loop_config(self._config, self._data).budget.steps
         say(
             f"step: up to {self._config.examples_per_step} examples; {num_steps:,} steps, "
             f"{self._steps.steps_per_epoch:,} an epoch; best by {self._config.monitor}; "
@@ -189,35 +218,35 @@ class FinetuneRun:
         )
         say(
             f"model: {self._num_parameters:,} parameters, {self._compute.name} on "
-            f"{self._compute.device}; {self._vocabulary.num_rows:,} tokens occur in the data, and "
-            "only their rows of the token table are trained"
+            f"{self._compute.device}; {self._vocabulary.num_rows:,} tokens occur in the data"
+            + (
+                ""
+                if is_frozen(self._model, EMBEDDINGS)
+                else ", and only their rows of the token table are trained"
+            )
         )
         shape, compute = self._model.encoder.config, self._compute
         say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
-    def start_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> None:
-        """Open the log; measures the machine's limit, which takes a moment."""
+    def new_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> TrainingLog:
+        """Rates against the machine's GEMM limit, which is measured now."""
         shape, lengths = self._model.encoder.config, self._data.train.examples.lengths_N.tolist()
         in_a_step = sum(lengths) // self._steps.steps_per_epoch
+        most = self.state.micro_batch_tokens or in_a_step
         flop = training_flop(shape, lengths, num_read=len(lengths), scores_vocabulary=False)
-        self._log = TrainingLog(
+        return TrainingLog(
             metrics,
             display,
             log_every_steps=self._config.log_every_steps,
+            rate_shares=self.rate_shares,
             flop_per_token=flop / sum(lengths),
             gemm_flop_per_second=self._strategy.packs_at_once
             * gemm_flop_per_second(
                 shape,
-                tokens=max(1, min(self._config.tokens_per_pack, in_a_step)),
+                tokens=max(1, min(self._config.tokens_per_pack, in_a_step, most)),
                 compute=self._compute,
             ),
         )
-
-    def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
-        """Show the step, and log one in so many."""
-        assert self._log is not None
-        self.state = state
-        self._log.report(report, state, progress)
 
     def on_evaluate(self, state: RunState) -> RunState:
         """Judge the model; keep its weights if it is the best so far."""
@@ -226,7 +255,7 @@ class FinetuneRun:
 
     def _judge_and_keep(self, state: RunState) -> RunState:
         assert self._log is not None
-        scores = self._judge().by_name()
+        scores = self._judge(state.micro_batch_tokens).by_name()
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
@@ -235,85 +264,94 @@ class FinetuneRun:
             f"{scores['macro_f1']:.4f}, loss {scores['loss']:.4f}" + (" (best)" if is_best else "")
         )
         if not is_best:
-            return replace(state, evaluations_since_best=state.evaluations_since_best + 1)
+            is_new = state.value is None  # else a finished run is judged again: it counted already
+            return replace(
+                state, value=value, evaluations_since_best=state.evaluations_since_best + is_new
+            )
         model = self._strategy.whole_model(self._model)
 
-        def keep() -> bool:
+        def write(best: SequenceClassifier) -> None:
+            self.check_folder()
             save_model(
                 self._folder / "model",
-                model,
+                best,
                 labels=self._data.tables.labels,
                 write_more=lambda fresh: self._write_beside(fresh, state.step, scores=scores),
             )
+
+        def keep() -> bool:
+            self._best.keep(model, write)
             return True
 
         self._world.on_main(keep)
-        return replace(state, best_value=value, best_step=state.step, evaluations_since_best=0)
+        return replace(
+            state, value=value, best_value=value, best_step=state.step, evaluations_since_best=0
+        )
 
     def should_stop(self, state: RunState) -> bool:
         """Whether so many judgements in a row were no better than the best."""
         patience = self._config.patience
         return patience is not None and state.evaluations_since_best >= patience
 
-    def on_save(self, state: RunState) -> None:
-        """Write a checkpoint to go on from; only then delete old ones."""
-        folder = self._folder / "checkpoints"
-        moments = self._strategy.whole_tensors(self._optimizer.named_moments())
-        with self._vocabulary.whole():
-            model = self._strategy.whole_model(self._model)
+    def documents_of(self, error: BadStepError) -> str:
+        """Rows of the bad pack, or of the whole step, by file and line."""
+        packs = self._steps.batches(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        rows = sorted(int(row) for pack in bad for row in pack.rows_N)
+        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
+        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 
-            def save() -> bool:
-                save_checkpoint(
-                    folder,
-                    state=state,
-                    moments=moments,
-                    write_model=lambda fresh: self._write_model(fresh, model, state.step),
-                    fingerprints=fingerprints_of(self._config, self._data.fingerprint),
-                )
-                keep_newest(
-                    folder,
-                    step=state.step,
-                    keep_last=self._config.save.keep_last,
-                    best_step=state.best_step,
-                )
-                return True
+    def load_model(self, checkpoint: Path) -> SequenceClassifier:
+        """The model of one of the run's checkpoints."""
+        return load_classifier(
+            checkpoint,
+            labels=self._data.tables.labels,
+            norm=self._config.head.norm,
+            seed=self._config.seed,
+        )[0]
 
-            self._world.on_main(save)
+    def write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
+        """A checkpoint's model: nobody judged its weights, so it has no scores."""
+        write_model_files(folder, model, labels=self._data.tables.labels)
+        self._write_beside(folder, step, scores={})
 
-    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> FinetuneSummary:
+    def conclude(self, outcome: Outcome) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
-        self._uses = uses
-        if len(uses) > 1:
-            for number, use in enumerate(uses):
-                self._speaker.say(f"device {number}: {use}")
-        status = "completed" if outcome.status == "stopped_early" else outcome.status
+        is_over = outcome.status in ("completed", "stopped_early")
         summary = self.summarize(
-            status, outcome.state, stopped_early=outcome.status == "stopped_early"
+            "completed" if is_over else "interrupted",
+            outcome.state,
+            stopped_early=outcome.status == "stopped_early",
         )
-        if outcome.status == "interrupted":
-            self._speaker.say(
-                f"interrupted at step {outcome.state.step:,}; saved. Go on with: bertsmith "
-                f"finetune --config {self._folder / 'run.yaml'} --resume"
-            )
+        if not is_over:
+            self.say_how_to_go_on(outcome)
             return summary
         if summary.stopped_early:
             self._speaker.say(
                 f"stopped early: {outcome.state.evaluations_since_best} judgements without a "
                 f"better {self._config.monitor}"
             )
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
-        self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
-        if self._world.is_main:
+
+        def write() -> bool:
+            self.check_folder()
+            scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
+            self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
             write_card(self._folder, finetune_card(self._config, summary, self._data.tables))
+            return True
+
+        self._world.on_main(write)
         return summary
 
     def summarize(
         self, status: str, state: RunState, *, stopped_early: bool = False
     ) -> FinetuneSummary:
-        """Write `summary.json`; its metrics are those of the weights in `model/`."""
+        """Write `summary.json`; its metrics are those of the weights in `model/`.
+
+        Rank 0 alone reads what it wrote: on the others the summary has no metrics.
+        """
         log = self._log
         rate = None if log is None else log.tokens_per_second
-        best = read_task(self._folder / "model")
+        best = read_task(self._folder / "model") if self._world.is_main else None
         metrics = {} if best is None else dict(best.scores)
         summary = FinetuneSummary(
             status=status,
@@ -326,13 +364,16 @@ class FinetuneRun:
             real_tokens=state.tokens,
             real_tokens_per_second=None if rate is None else round(rate, 1),
             seconds=round(state.elapsed_seconds, 3),
-            train_loss=None if log is None else log.recent_loss,
+            train_loss=state.smoothed_loss,
+            skipped_steps=list(state.skipped),
+            overflowed_steps=state.overflows,
             train_examples=len(self._data.train.table),
             eval_examples=len(self._data.dev.table),
             num_labels=len(self._data.tables.labels),
             cut_examples=self._data.train.examples.num_cut,
             leaked_examples=self._data.tables.num_leaked,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
+            planned_peak_bytes=self.planned_peak_bytes,
             gemm_share=None if log is None else log.gemm_share,
             ranks=self._world.size,
             devices=self._uses,
@@ -341,20 +382,22 @@ class FinetuneRun:
             seed=self._config.seed,
             versions=versions(),
         )
-        if self._world.is_main:
-            write_summary(self._folder, asdict(summary))
+        self.write_summary(asdict(summary))
         return summary
 
-    def _judge(self) -> ClassificationMetrics:
-        """Scores on every example of the dev part, each on one rank; nothing random is drawn."""
+    def _judge(self, max_tokens: int | None) -> ClassificationMetrics:
+        """Scores on every example of the dev part, each on one rank; nothing random is drawn.
+
+        `max_tokens` is that of one pass, as in training.
+        """
         dev, names = self._data.dev, self._data.tables.labels
         packs = packs_by_length(
             dev.examples.lengths_N,
             range(len(dev.examples)),
-            tokens_per_pack=self._config.tokens_per_pack,
+            tokens_per_pack=max_tokens or self._config.tokens_per_pack,
         )
         scores_NC = torch.zeros(len(dev.examples), len(names))
-        for number, rows in dealt(packs, self._world):
+        for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
             self._world.beat("the judging")
             batch = labelled_batch(dev.examples, dev.labels_N, rows)
             found_NC = logits_NC(self._model, batch.inputs, self._compute)
@@ -370,15 +413,6 @@ class FinetuneRun:
             ) from error
         return tally.metrics(names)
 
-    def _write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
-        """A checkpoint's model: nobody judged its weights, so it has no scores."""
-        write_model_files(
-            folder,
-            model,
-            labels=self._data.tables.labels,
-        )
-        self._write_beside(folder, step, scores={})
-
     def _write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
         """The tokenizer, told how long the model's texts are, and the task."""
         tokenizer = self._data.tokenizer
@@ -393,20 +427,24 @@ class FinetuneRun:
         task.write(folder)
 
 
-def loop_config(config: FinetuneConfig, steps: TrainingSteps) -> LoopConfig:
+def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
     """The loop's budget and cadences."""
+    steps = data.steps
     num_steps = config.steps or max(1, math.ceil(config.epochs * steps.steps_per_epoch))
     every = config.eval_every_steps or math.ceil(steps.steps_per_epoch / JUDGEMENTS_AN_EPOCH)
-    minutes = config.save.every_minutes
+    longest = data.longest_example
+    most = data.most_tokens(config.examples_per_step)
+    largest = max(min(config.tokens_per_pack, most), longest)
     return LoopConfig(
         budget=Budget(steps=num_steps),
         optim=config.optim,
+        guard=config.guard,
         seed=config.seed,
+        largest_pass_tokens=largest,
+        # A batch norm takes its statistics over a pass: it cannot be cut.
+        smallest_pass_tokens=largest if config.head.norm == "batch" else longest,
         evaluate=Cadence(every_steps=every),
-        save=Cadence(
-            every_steps=config.save.every_steps,
-            every_seconds=None if minutes is None else minutes * 60.0,
-        ),
+        save=Cadence.of_saves(config.save),
     )
 
 

@@ -1,6 +1,5 @@
 """The model that pretraining starts from: a preset, a config, a checkpoint, or the run's own."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bertsmith.hf import LoadReport, check_vocabulary, load_masked_lm, read_conf
 from bertsmith.model.config import PRESETS, EncoderConfig
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.recipes.config import PretrainConfig
+from bertsmith.say import Say
 
 
 def make_masked_lm(
@@ -20,7 +20,7 @@ def make_masked_lm(
     *,
     tokenizer_folder: Path,
     checkpoint: Path | None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> MaskedLM:
     """The model, with weights.
 
@@ -88,9 +88,7 @@ def new_shape(model: str, vocab: Vocab, *, longest: int) -> EncoderConfig | None
     return read_config(Path(model)) if model.endswith(".json") else None
 
 
-def check_same_tokenizer(
-    model_folder: Path, data_tokenizer_folder: Path, *, say: Callable[[str], None]
-) -> None:
+def check_same_tokenizer(model_folder: Path, data_tokenizer_folder: Path, *, say: Say) -> None:
     """Refuse data whose ids mean other tokens than the checkpoint's.
 
     A checkpoint without a tokenizer cannot be checked beyond the vocabulary's size, and one that

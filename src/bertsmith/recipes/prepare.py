@@ -1,9 +1,8 @@
 """`bertsmith prepare`: text in, tokenizer and token shards out."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,26 +10,23 @@ from bertsmith import __version__
 from bertsmith.data.assembly import CUT_AT_TOKENS, Assembled, assemble
 from bertsmith.data.corpus import ReadOptions, find_files
 from bertsmith.data.part_workers import make_parts, usable_cpus
-from bertsmith.data.parts import part_folder, token_dtype
+from bertsmith.data.parts import bytes_needed, part_folder, token_dtype
 from bertsmith.data.plan import Plan, TokenizerOptions, Unit, make_plan
 from bertsmith.data.sample import sample_texts
-from bertsmith.data.shards import SCHEMA, read_manifest
+from bertsmith.data.shards import SCHEMA, WORDS_KEY, read_manifest
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.data.wordpiece import train_wordpiece
+from bertsmith.data.words import CHARACTERS, chinese_words, has_chinese
+from bertsmith.data.writing import WritingError
 from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.recipes.config import PrepareConfig
 from bertsmith.recipes.prepared_folder import PreparedFolder, cannot_write
 from bertsmith.report.progress import BytesDisplay, Speaker
+from bertsmith.say import Say
 
 LONG_LOOK_BYTES = 1 << 29
+CHINESE_SAMPLE_CHARACTERS = 100_000
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
-
-
-class Say(Protocol):
-    """Tells a person a line."""
-
-    def __call__(self, line: str, /) -> None:
-        """Say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +71,7 @@ def prepare(config: PrepareConfig, *, speaker: Speaker | None = None) -> Prepare
         if config.join:
             return _join(config, folder, speaker)
         return _prepare(config, folder, speaker)
-    except OSError as error:
+    except (OSError, WritingError) as error:
         raise cannot_write(folder.path, error) from error
 
 
@@ -86,7 +82,10 @@ def _prepare(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) ->
     plan = make_plan(
         files,
         read=ReadOptions(
-            documents=config.documents, text_field=config.text_field, bad_bytes=config.bad_bytes
+            documents=config.documents,
+            text_field=config.text_field,
+            bad_bytes=config.bad_bytes,
+            chinese_words=_chinese_words(config, finished or started),
         ),
         valid_share=config.valid_share,
         tokenizer=TokenizerOptions(
@@ -101,22 +100,36 @@ def _prepare(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) ->
     )
     if _is_done(folder, plan, speaker, overwrite=config.overwrite):
         return _up_to_date(folder)
-    with folder.locked(shared=config.shard is not None):
+    with folder.locked(speaker.say, shard=config.shard):
         folder.begin(plan)
         units = plan.units()
         tokenizer = folder.tokenizer_there()
         if tokenizer is None:
             tokenizer = given or _train(plan, units, speaker)
             folder.keep_tokenizer(tokenizer)
+        if config.chinese_words == "auto" and plan.read.chinese_words == CHARACTERS:
+            sample = sample_texts(units, plan.read, characters=CHINESE_SAMPLE_CHARACTERS)
+            if any(has_chinese(text) for text in sample):
+                speaker.say(
+                    "Chinese words: each character is one, as jieba is not installed; for whole "
+                    "words in masking, pip install 'bertsmith[zh]' and prepare anew"
+                )
         mine = _shard_of(units, config.shard)
-        make_parts(
-            mine,
-            work=folder.work,
-            tokenizer_folder=folder.tokenizer_folder,
-            read=plan.read,
-            workers=config.workers or usable_cpus(),
-            advance=BytesDisplay(speaker, "tokenizing").advance,
-        )
+        try:
+            make_parts(
+                mine,
+                work=folder.work,
+                tokenizer_folder=folder.tokenizer_folder,
+                read=plan.read,
+                workers=config.workers or usable_cpus(),
+                advance=BytesDisplay(speaker, "tokenizing").advance,
+            )
+        except WritingError as error:
+            needed = bytes_needed(
+                mine, folder.work, tokenizer.vocab.fingerprint, with_result=config.shard is None
+            )
+            raise cannot_write(folder.path, error, needed_bytes=needed) from error
+        plan.check_inputs_stayed()
         if config.shard is not None:
             speaker.say(
                 f"shard {config.shard} is done; when all are, join them with: bertsmith prepare "
@@ -171,7 +184,7 @@ def _join(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) -> Pr
     found = [part for part in parts if part is not None]
     if _is_done(folder, first, speaker, overwrite=config.overwrite, clean=False):
         return _up_to_date(folder)
-    with folder.locked(shared=False):
+    with folder.locked(speaker.say, shard=None):
         return _assemble(folder, first, found, tokenizers[0], sources[0].tokenizer_folder, speaker)
 
 
@@ -205,19 +218,19 @@ def _assemble(
             f"({done.bad:,} not UTF-8, {done.empty:,} empty)"
         )
     counts = _counts(done)
-    shutil.copytree(tokenizer_folder, build / "tokenizer")
     manifest = {
         "schema": SCHEMA,
         "bertsmith": __version__,
         "counts": counts,
         "tokenizer": {"fingerprint": vocab.fingerprint, "vocab_size": vocab.size},
         "token_dtype": dtype.name,
+        WORDS_KEY: {"version": 1, "chinese": plan.read.chinese_words},
         "shards": {"train": done.train.shards, "valid": done.valid.shards},
         "files": done.train.files | done.valid.files,
         "inputs": [{"path": i.path, "bytes": i.bytes, "sha256": i.sha256} for i in plan.inputs],
         "plan": plan.to_json(),
     }
-    folder.finish(build, manifest)
+    folder.finish(build, tokenizer_folder, manifest)
     _tell(counts, plan, vocab.size, speaker.say)
     return PrepareSummary(status="completed", output=str(folder.path), counts=counts)
 
@@ -275,7 +288,8 @@ def _is_done(
     finished, started = folder.finished_plan(), folder.started_plan()
     if finished is not None and not finished.differences(plan):
         if clean and folder.work.is_dir():
-            folder.clean()
+            with folder.locked(speaker.say, shard=None):  # another may be at work on something new
+                folder.clean()
         speaker.say(f"{folder.path}: up to date, nothing to do")
         return True
     if finished is not None and not overwrite:
@@ -294,6 +308,12 @@ def _is_done(
 def _listed(differences: list[str]) -> str:
     more = len(differences) - 3
     return "; ".join(differences[:3]) + (f"; and {more:,} more" if more > 0 else "")
+
+
+def _chinese_words(config: PrepareConfig, known: Plan | None) -> str:
+    if config.chinese_words == "auto" and known is not None and not config.overwrite:
+        return known.read.chinese_words
+    return chinese_words(config.chinese_words)
 
 
 class _Looking:

@@ -5,67 +5,77 @@ settings are known to fit.
 """
 
 import math
-from contextlib import suppress
 from pathlib import Path
 
 from bertsmith.batch import MaskedBatch
-from bertsmith.data.shards import open_shards
-from bertsmith.data.stream import PretrainStream, prefetch, valid_batches
-from bertsmith.errors import EXIT_INTERRUPTED, UserError
+from bertsmith.data.frequency import corpus_frequencies
+from bertsmith.data.held_out import valid_batches
+from bertsmith.data.largest import largest_masked
+from bertsmith.data.shards import TokenCorpus, open_shards
+from bertsmith.data.stream import PretrainStream, prefetch
+from bertsmith.errors import UserError
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.world import World
+from bertsmith.recipes.block_memory import set_checkpointing
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.masked_lm import make_masked_lm
+from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
+from bertsmith.recipes.planning.shape import Text, pretraining_shape
 from bertsmith.recipes.pretrain_run import PretrainData, PretrainRun, PretrainSummary
 from bertsmith.recipes.ranks import (
     agreed_checkpoint,
-    is_main_process,
+    agreed_config,
+    check_same_start,
+    exit_code,
     open_output,
+    sole_run,
+    started,
     world_of,
 )
-from bertsmith.report.devices import BusySampler, devices_of, uses_of
-from bertsmith.report.metrics_log import open_metrics
-from bertsmith.report.progress import TrainingDisplay
-from bertsmith.report.run_folder import (
-    check_inputs_stay,
-    check_run_folder,
-)
-from bertsmith.train.checkpoint import RunState, load_moments, newest_checkpoint, read_state
-from bertsmith.train.interruption import catch_signals
-from bertsmith.train.loop import Budget, Cadence, LoopConfig, train
+from bertsmith.recipes.resume import identity_of
+from bertsmith.recipes.trained_parts import freeze, plan_trained_parts
+from bertsmith.recipes.training import Rig
+from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
+from bertsmith.report.run_lock import RunLock
+from bertsmith.train.interruption import Interruption, catch_signals
+from bertsmith.train.loop import Budget, Cadence, LoopConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
-from bertsmith.train.step import NonFiniteLossError
 
 EVALUATIONS_A_RUN = 10
 
 
 def main(config: PretrainConfig) -> int:
     """Pretrain, and print the model's folder."""
-    summary = pretrain(config)
-    if summary.status == "interrupted":
-        return EXIT_INTERRUPTED
-    if is_main_process():
-        print(Path(config.output) / "model")
-    return 0
+    return exit_code(config, pretrain(config).status)
 
 
 def pretrain(config: PretrainConfig) -> PretrainSummary:
     """Train an encoder by masked-language modelling.
 
     Raises:
-        UserError: The data, the model, the output or a value cannot be used; or the loss is not
-            finite, in which case the last good checkpoint stands.
+        UserError: The data, the model, the output or a value cannot be used; or a step's numbers
+            went wrong, in which case the last good checkpoint stands.
+        KeyboardInterrupt: A signal came before there was anything to save.
     """
     check_budget(config)
-    with world_of(config) as world:
-        return _pretrain(config, world)
+    lines: list[str] = []
+    with catch_signals() as interruption, world_of(config) as world:
+        world.on_main(lambda: check_output(config))
+        with sole_run(world, config) as lock, lack_is_told("pretrain"):
+            config = agreed_config(world, config, lines.append)
+            return _pretrain(config, world, lock, interruption, lines)
 
 
-def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
-    """One rank's run; rank 0 speaks and writes for all."""
-    world.on_main(lambda: check_output(config))
+def _pretrain(
+    config: PretrainConfig,
+    world: World,
+    lock: RunLock | None,
+    interruption: Interruption,
+    lines: list[str],
+) -> PretrainSummary:
+    """One rank's run; rank 0 speaks and writes for all, `lines` first."""
     compute = choose_compute(config.precision, config.device, local_rank=world.local_rank)
     if compute.device.type == "cpu":
         reuse_freed_memory()
@@ -73,64 +83,72 @@ def _pretrain(config: PretrainConfig, world: World) -> PretrainSummary:
     world.check_same("data", {"fingerprint": data.corpus.fingerprint})
     at_once = devices_at_once(config.parallel, world, device=config.device)
     check_packs(config, data.stream, at_once)
-    lines: list[str] = []
-    checkpoint = agreed_checkpoint(world, config, data.corpus.fingerprint, lines.append)
+    check_share(config, data.corpus, data.stream)
+    vocab = data.corpus.vocab
+    identity = identity_of(
+        config,
+        "pretrain",
+        {"data": data.corpus.fingerprint, "tokenizer": vocab.fingerprint},
+        precision=compute.name,
+    )
+    checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
     model = make_masked_lm(
         config,
-        data.corpus.vocab,
+        vocab,
         tokenizer_folder=data.tokenizer_folder,
         checkpoint=checkpoint,
         say=lines.append,
     ).to(compute.device)
-    strategy = wrap(
-        choose_strategy(config.parallel, model, world, say=lines.append),
-        model,
-        world,
-        num_devices=at_once,
-        dtype=compute.dtype,
-    )
-    optimizer = AdamW(group_parameters(model, config.optim), config.optim)
-    state = RunState()
+    set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
+    freeze(config.freeze, model, num_layers=len(model.encoder.blocks))
+    parts = plan_trained_parts(config.optim, model, updates_per_epoch=None, say=lines.append)
+    check_same_start(world, model, checkpoint)
+    name = choose_strategy(config.parallel, model, world, say=lines.append)
+    ground = ground_here(model.encoder, compute, sharing=name, devices=at_once)
+    strategy = wrap(name, model, world, dp_devices=at_once, dtype=compute.dtype)
+    optimizer = AdamW(group_parameters(model, config.optim, parts), config.optim)
+    state = started(config, checkpoint, optimizer)
     if checkpoint is not None:
-        state = read_state(checkpoint)[0]
-        load_moments(checkpoint, optimizer, updates=state.updates)
         lines.append(f"resumed from {checkpoint}")
-
-    folder = Path(config.output)
-    speaker = open_output(world, config)
-    for line in lines:
-        speaker.say(line)
-    run = PretrainRun(config, folder, speaker, compute, strategy, model, optimizer, data, state)
     settings = loop_config(config, data.stream)
-    run.say_banner(settings.budget)
-    with (
-        open_metrics(world, folder, steps_done=state.step) as metrics,
-        TrainingDisplay(speaker) as display,
-        catch_signals() as interruption,
-        BusySampler(devices_of(compute.device, at_once, world)) as sampler,
-    ):
-        run.start_log(metrics, display)
-        try:
-            outcome = train(
-                strategy,
-                optimizer,
-                steps=lambda start: prefetch(
-                    lambda step: data.stream.share(step, rank=world.rank, num_ranks=world.size),
-                    start,
-                ),
-                config=settings,
-                compute=compute,
-                state=state,
-                hooks=run,
-                interruption=interruption,
-            )
-        except Exception as error:
-            with suppress(UserError):  # a full disk: the first error is the one to tell
-                run.summarize("failed", run.state)
-            if isinstance(error, NonFiniteLossError):
-                raise UserError(explain_non_finite(error, data, folder)) from error
-            raise
-        return run.conclude(outcome, uses_of(sampler, compute.device, world))
+    text = Text(longest=data.stream.longest, fullest=data.stream.fullest)
+    planned = plan_run(
+        lambda: pretraining_shape(config, model.encoder.config, ground, text),
+        micro_batch=config.micro_batch,
+        smallest_tokens=settings.smallest_pass_tokens,
+        compute=compute,
+        world=world,
+        state=state,
+    )
+
+    rig = Rig(
+        folder=Path(config.output),
+        speaker=open_output(world, config, lines, is_changed=is_changed),
+        compute=compute,
+        strategy=strategy,
+        optimizer=optimizer,
+        at_once=at_once,
+        resumed_from=checkpoint,
+        is_changed=is_changed,
+        rows=None,
+        parts=parts,
+        lock=lock,
+        interruption=interruption,
+        planned=planned,
+    )
+    run = PretrainRun(config, rig, model, data, state, budget=settings.budget, identity=identity)
+    return run.carry_out(
+        lambda start: prefetch(
+            lambda step: data.stream.share(step, rank=world.rank, num_ranks=world.size), start
+        ),
+        settings,
+        lambda tokens: largest_masked(
+            vocab,
+            tokens=tokens,
+            longest=text.longest,
+            num_hidden=math.ceil(config.masking.largest_share * tokens),
+        ),
+    )
 
 
 def check_output(config: PretrainConfig) -> bool:
@@ -154,6 +172,25 @@ def check_packs(config: PretrainConfig, stream: PretrainStream, at_once: int) ->
             f"--tokens_per_step {config.tokens_per_step} is {packs} packs of {tokens} tokens, "
             f"which {at_once} devices cannot share evenly; give --tokens_per_step {more}, or "
             "smaller --packing.tokens_per_pack"
+        )
+
+
+def check_share(config: PretrainConfig, corpus: TokenCorpus, stream: PretrainStream) -> None:
+    """A pack in which nothing, or everything, is hidden teaches nothing.
+
+    Raises:
+        UserError: The usual pack would be one.
+    """
+    tokens = corpus.num_tokens / stream.packs_per_epoch
+    masking = config.masking
+    for name, share in (("share", masking.share), ("share_end", masking.share_end)):
+        if share is None or min(share, 1.0 - share) * tokens >= 1.0:
+            continue
+        what = "nothing" if share < 0.5 else "everything"
+        raise UserError(
+            f"--masking.{name} {share} hides {what} in a pack: the text fills one with about "
+            f"{tokens:.0f} tokens; give a share from {1.0 / tokens:.2g} to {1.0 - 1.0 / tokens:.2g}"
+            ", or larger --packing.tokens_per_pack"
         )
 
 
@@ -186,25 +223,23 @@ def open_data(config: PretrainConfig, *, verify: bool = True) -> PretrainData:
     """
     folder = Path(config.data)
     corpus, held_out = (open_shards(folder, part, verify=verify) for part in ("train", "valid"))
+    frequencies = corpus_frequencies(corpus)
     stream = PretrainStream(
         corpus,
         packing=config.packing,
         masking=config.masking,
         tokens_per_step=config.tokens_per_step,
         seed=config.seed,
+        type_counts_V=frequencies.counts_V,
     )
     valid: list[MaskedBatch] = []
     if held_out.num_documents:
-        valid = valid_batches(
-            held_out,
-            packing=config.packing,
-            masking=config.masking,
-            max_tokens=config.eval.max_tokens,
-        )
+        valid = valid_batches(held_out, packing=config.packing, max_tokens=config.eval.max_tokens)
     return PretrainData(
         corpus=corpus,
         stream=stream,
         valid=valid,
+        frequencies=frequencies,
         tokenizer_folder=folder / "tokenizer",
     )
 
@@ -217,30 +252,13 @@ def loop_config(config: PretrainConfig, stream: PretrainStream) -> LoopConfig:
         budget = Budget(steps=max(math.ceil(config.epochs * stream.steps_in_epoch(0)), 1))
     else:
         budget = Budget(steps=config.steps, tokens=config.tokens)
-    minutes = config.save.every_minutes
     return LoopConfig(
         budget=budget,
         optim=config.optim,
+        guard=config.guard,
         seed=config.seed,
+        largest_pass_tokens=stream.fullest,
+        smallest_pass_tokens=stream.longest,
         evaluate=Cadence(every_steps=config.eval.every_steps, times_a_run=EVALUATIONS_A_RUN),
-        save=Cadence(
-            every_steps=config.save.every_steps,
-            every_seconds=None if minutes is None else minutes * 60.0,
-        ),
-    )
-
-
-def explain_non_finite(error: NonFiniteLossError, data: PretrainData, folder: Path) -> str:
-    """One line: the step, the documents, and what stands."""
-    packs = data.stream.documents_of(error.step)
-    documents = [d for pack in packs for d in pack] if error.pack is None else packs[error.pack]
-    names = [data.corpus.name_of(d) for d in sorted(set(documents))]
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-    good = newest_checkpoint(folder / "checkpoints", lambda line: None)
-    advice = "no checkpoint was made before; try a lower --optim.learning_rate"
-    if good:
-        advice = f"start a new run from the last good one with a lower rate: --model {good}"
-    return (
-        f"the {error.what} of step {error.step + 1} is not finite (NaN or infinite), on documents "
-        f"{shown}; weights were not updated; {advice}"
+        save=Cadence.of_saves(config.save),
     )

@@ -1,31 +1,39 @@
 """What a pretraining run does around its steps: score, save, say, sum up."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from bertsmith.batch import MaskedBatch
+from bertsmith.checkpoint.folder import Identity
+from bertsmith.checkpoint.state import RunState
+from bertsmith.data.coverage import CoverageCounter
+from bertsmith.data.frequency import BUCKETS, TypeFrequencies
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.data.stream import PretrainStream
-from bertsmith.hf import save_model, write_model_files
+from bertsmith.hf import load_masked_lm, save_model, write_model_files
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import MaskedLM
-from bertsmith.parallel.strategies import Strategy
 from bertsmith.recipes.config import PretrainConfig
-from bertsmith.recipes.resume import fingerprints_of
+from bertsmith.recipes.coverage import named
+from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
+from bertsmith.report.coverage_report import PLOT_FILE, coverage_markdown, write_coverage_plot
 from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
-from bertsmith.report.metrics_log import MetricsLog
-from bertsmith.report.progress import Speaker, TrainingDisplay
-from bertsmith.report.run_folder import peak_memory_bytes, versions, write_summary
+from bertsmith.report.metrics_log import COVERAGE_PREFIX, MetricsLog
+from bertsmith.report.progress import TrainingDisplay
+from bertsmith.report.run_folder import peak_memory_bytes, versions
 from bertsmith.report.training_log import TrainingLog
-from bertsmith.train.checkpoint import RunState, keep_newest, save_checkpoint
+from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Outcome
-from bertsmith.train.optim import AdamW
-from bertsmith.train.precision import Compute
-from bertsmith.train.step import StepReport
-from bertsmith.train.validation import MaskedScores, score_masked_lm
+from bertsmith.train.validation import GroupScores, MaskedScores, TypeGroups, score_masked_lm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +57,31 @@ class PretrainSummary:
     train_loss: float | None
     """Smoothed over the last steps."""
 
+    skipped_steps: list[int]
+    """Passed over, because their numbers had gone wrong."""
+
+    overflowed_steps: int
+    """Updates left out because an fp16 gradient overflowed."""
+
     valid_loss: float | None
     valid_perplexity: float | None
     valid_accuracy: float | None
     """Share of hidden tokens named right."""
 
+    valid_by_frequency: dict[str, GroupScores] | None
+    """The same of rare, middle and frequent token types (`data.frequency`)."""
+
+    coverage: dict[str, Any] | None
+    """What has been predicted how often (`data.coverage`); None before the end."""
+
     peak_memory_bytes: int
+    """Most memory used: on a GPU by tensors (torch's `max_memory_allocated`), on a CPU by the whole
+    process (resident)."""
+
+    planned_peak_bytes: int | None
+    """What was planned of the same: on a GPU the peak of tensors, on a CPU with what is beside
+    them. None: the planner does not know such a run."""
+
     gemm_share: float | None
     """Useful FLOP/s over the machine's GEMM rate, measured at the start."""
 
@@ -84,35 +111,36 @@ class PretrainData:
     valid: list[MaskedBatch]
     """Packs to score on, their masks fixed; empty if nothing was held out."""
 
+    frequencies: TypeFrequencies
+    """Of the token types in the text to train on."""
+
     tokenizer_folder: Path
 
 
-class PretrainRun:
-    """What happens around the steps: lines, scores, checkpoints, the end."""
+class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
+    """What happens around the steps: lines, scores, the end."""
 
     def __init__(
         self,
         config: PretrainConfig,
-        folder: Path,
-        speaker: Speaker,
-        compute: Compute,
-        strategy: Strategy,
+        rig: Rig,
         model: MaskedLM,
-        optimizer: AdamW,
         data: PretrainData,
         state: RunState,
+        *,
+        budget: Budget,
+        identity: Identity,
     ) -> None:
         """Nothing is written yet."""
-        self._config, self._folder, self._speaker = config, folder, speaker
-        self._compute, self._model, self._optimizer = compute, model, optimizer
-        self._strategy, self._world = strategy, strategy.world
-        self._uses: list[DeviceUse] = []
-        self._data = data
+        super().__init__(rig, model, state, identity=identity, settings=config)
+        self._config, self._data, self._budget = config, data, budget
         self._scores: MaskedScores | None = None
-        self._log: TrainingLog | None = None
-        self.state = state
+        self._coverage: dict[str, Any] | None = None
+        self._groups = TypeGroups(
+            names=BUCKETS, group_V=torch.from_numpy(data.frequencies.bucket_V).long()
+        )
 
-    def say_banner(self, budget: Budget) -> None:
+    def say_banner(self) -> None:
         """What is about to run, before time is spent on it."""
         config, stream, say = self._config, self._data.stream, self._speaker.say
         held_out = sum(batch.num_targets for batch in self._data.valid)
@@ -124,9 +152,12 @@ class PretrainRun:
         )
         if not held_out:
             say("no text was held out by `bertsmith prepare`: there will be no validation loss")
+        masking = config.masking
+        of_share = "" if masking.share_end is None else f" to {masking.share_end:.0%}"
         say(
             f"step: {stream.packs_per_step} packs of up to {config.packing.tokens_per_pack:,} "
-            f"tokens, {config.masking.share:.0%} of tokens predicted; {said_budget(budget)}; "
+            f"tokens, {masking.share:.0%}{of_share} of tokens predicted "
+            f"({masking.schedule}, by {masking.unit}); {said_budget(self._budget)}; "
             f"seed {config.seed}"
         )
         parameters = sum(p.numel() for p in self._model.parameters())
@@ -134,95 +165,125 @@ class PretrainRun:
         shape, compute = self._model.encoder.config, self._compute
         say(describe_attention(shape, device=compute.device, dtype=compute.dtype))
 
-    def start_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> None:
-        """Open the log; measures the machine's limit, which takes a moment."""
+    def new_log(self, metrics: MetricsLog | None, display: TrainingDisplay) -> TrainingLog:
+        """Rates against the machine's GEMM limit, which is measured now."""
         shape, packing = self._model.encoder.config, self._config.packing
         sample = self._data.stream.some_lengths(at_most=10_000)
-        predicted = round(self._config.masking.share * int((sample - 2).sum()))
+        tokens = min(
+            self.state.micro_batch_tokens or packing.tokens_per_pack, packing.tokens_per_pack
+        )
+        predicted = round(self._config.masking.largest_share * int((sample - 2).sum()))
         flop = training_flop(shape, sample.tolist(), num_read=predicted, scores_vocabulary=True)
-        self._log = TrainingLog(
+        return TrainingLog(
             metrics,
             display,
             log_every_steps=self._config.log_every_steps,
+            rate_shares=self.rate_shares,
             flop_per_token=flop / int(sample.sum()),
             gemm_flop_per_second=self._strategy.packs_at_once
-            * gemm_flop_per_second(shape, tokens=packing.tokens_per_pack, compute=self._compute),
+            * gemm_flop_per_second(shape, tokens=tokens, compute=self._compute),
         )
-
-    def on_report(self, report: StepReport, state: RunState, progress: float) -> None:
-        """Show the step, and log one in so many."""
-        assert self._log is not None
-        self.state = state
-        self._log.report(report, state, progress)
 
     def on_evaluate(self, state: RunState) -> RunState:
         """Score the held-out text with its fixed masks."""
         assert self._log is not None
+        self._world.on_main(lambda: self._tell_coverage(state))
         if not self._data.valid:
             return state
-        scores = score_masked_lm(self._model, self._data.valid, self._compute, self._world)
-        self._scores = scores
-        self._log.scores(
-            {"loss": scores.loss, "perplexity": scores.perplexity, "accuracy": scores.accuracy},
-            state,
+        scores = score_masked_lm(
+            self._model,
+            self._data.valid,
+            self._compute,
+            self._world,
+            groups=self._groups,
+            max_tokens=state.micro_batch_tokens,
+            stop_asked=self.stop_asked,
         )
+        self._scores = scores
+        named = {"loss": scores.loss, "perplexity": scores.perplexity, "accuracy": scores.accuracy}
+        for name, group in scores.groups.items():
+            named |= {f"loss_{name}": group.loss, f"accuracy_{name}": group.accuracy}
+        self._log.scores(named, state)
         self._speaker.say(
             f"step {state.step:,}: validation loss {scores.loss:.4f}, perplexity "
             f"{scores.perplexity:,.1f}, {scores.accuracy:.1%} of hidden tokens right"
         )
-        if state.best_value is None or -scores.loss > state.best_value:
-            return replace(state, best_value=-scores.loss, best_step=state.step)
-        return state
+        if not math.isfinite(scores.loss):
+            return replace(state, value=None)
+        value = -scores.loss
+        if state.best_value is None or value > state.best_value:
+            state = replace(state, best_value=value, best_step=state.step)
+        return replace(state, value=value)
+
+    @cached_property
+    def _counter(self) -> CoverageCounter:
+        """Of what has been predicted; made on the rank that tells of it."""
+        return CoverageCounter(
+            self._data.stream,
+            self._data.corpus,
+            self._data.frequencies,
+            packing=self._config.packing,
+            is_estimate=self._config.masking.is_classic,
+        )
+
+    def _tell_coverage(self, state: RunState) -> bool:
+        """A line of the metrics: what whole epochs have predicted, at every evaluation alike."""
+        counted = self._counter.whole_epochs(state.step)
+        if counted is not None and self._log is not None:
+            values = {
+                "never_predicted_share": counted.never_predicted_share,
+                "types_never_predicted": float(counted.types_never_predicted),
+            }
+            self._log.values({f"{COVERAGE_PREFIX}{k}": v for k, v in values.items()}, state)
+        return True
+
+    def _whole_coverage(self, state: RunState) -> dict[str, Any]:
+        """The report on the whole run, and its plot."""
+        counted = self._counter.after(state.step)
+        write_coverage_plot(self._folder / PLOT_FILE, counted)
+        return named(counted, Path(self._config.data))
 
     def should_stop(self, state: RunState) -> bool:
         """Pretraining uses its whole budget."""
         return False
 
-    def on_save(self, state: RunState) -> None:
-        """Write a checkpoint; only then delete old ones."""
-        folder = self._folder / "checkpoints"
-        model = self._strategy.whole_model(self._model)
-        moments = self._strategy.whole_tensors(self._optimizer.named_moments())
+    def documents_of(self, error: BadStepError) -> str:
+        """Documents of the bad pack, or of the whole step."""
+        packs = self._data.stream.documents_of(error.step)
+        documents = [d for pack in packs for d in pack] if error.pack is None else packs[error.pack]
+        names = [self._data.corpus.name_of(d) for d in sorted(set(documents))]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        return f"documents {shown}"
 
-        def save() -> str:
-            path = save_checkpoint(
-                folder,
-                state=state,
-                moments=moments,
-                write_model=lambda fresh: self._write_model(fresh, model),
-                fingerprints=fingerprints_of(self._config, self._data.corpus.fingerprint),
-            )
-            keep_newest(
-                folder,
-                step=state.step,
-                keep_last=self._config.save.keep_last,
-                best_step=state.best_step,
-            )
-            return str(path)
+    def load_model(self, checkpoint: Path) -> MaskedLM:
+        """The model of one of the run's checkpoints."""
+        return load_masked_lm(checkpoint, seed=self._config.seed)[0]
 
-        self._speaker.log(f"saved {self._world.on_main(save)}")
+    def write_model(self, folder: Path, model: MaskedLM, step: int) -> None:
+        """A complete Hugging Face folder."""
+        write_model_files(folder, model, tokenizer_folder=self._data.tokenizer_folder)
 
-    def conclude(self, outcome: Outcome, uses: list[DeviceUse]) -> PretrainSummary:
+    def conclude(self, outcome: Outcome) -> PretrainSummary:
         """Write the model, the summary and the card, or say how to go on."""
-        self._uses = uses
-        if len(uses) > 1:
-            for number, use in enumerate(uses):
-                self._speaker.say(f"device {number}: {use}")
-        if outcome.status == "interrupted":
+        if outcome.status in ("interrupted", "not_saved"):
             summary = self.summarize("interrupted", outcome.state)
-            self._speaker.say(
-                f"interrupted at step {outcome.state.step:,}; saved. Go on with: bertsmith "
-                f"pretrain --config {self._folder / 'run.yaml'} --resume"
-            )
+            self.say_how_to_go_on(outcome)
             return summary
         model = self._strategy.whole_model(self._model)
-        summary = self.summarize("completed", outcome.state)
+
+        def save() -> bool:
+            self.check_folder()
+            save_model(self._folder / "model", model, tokenizer_folder=self._data.tokenizer_folder)
+            return True
 
         def write() -> bool:
-            save_model(self._folder / "model", model, tokenizer_folder=self._data.tokenizer_folder)
+            self.check_folder()
             write_card(self._folder, self._card(summary))
             return True
 
+        self._world.on_main(save)
+        self._coverage = self._world.on_main(lambda: self._whole_coverage(outcome.state))
+        summary = self.summarize("completed", outcome.state)
         self._world.on_main(write)
         return summary
 
@@ -239,11 +300,16 @@ class PretrainRun:
             real_tokens=state.tokens,
             real_tokens_per_second=None if rate is None else round(rate, 1),
             seconds=round(state.elapsed_seconds, 3),
-            train_loss=None if log is None else log.recent_loss,
+            train_loss=state.smoothed_loss,
+            skipped_steps=list(state.skipped),
+            overflowed_steps=state.overflows,
             valid_loss=None if scores is None else scores.loss,
             valid_perplexity=None if scores is None else scores.perplexity,
             valid_accuracy=None if scores is None else scores.accuracy,
+            valid_by_frequency=None if scores is None else dict(scores.groups),
+            coverage=self._coverage,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
+            planned_peak_bytes=self.planned_peak_bytes,
             gemm_share=None if log is None else log.gemm_share,
             packing_efficiency=stream.efficiency,
             ranks=self._world.size,
@@ -253,12 +319,8 @@ class PretrainRun:
             seed=self._config.seed,
             versions=versions(),
         )
-        if self._world.is_main:
-            write_summary(self._folder, asdict(summary))
+        self.write_summary(asdict(summary))
         return summary
-
-    def _write_model(self, folder: Path, model: MaskedLM) -> None:
-        write_model_files(folder, model, tokenizer_folder=self._data.tokenizer_folder)
 
     def _card(self, summary: PretrainSummary) -> ModelCard:
         """The model card of a pretrained encoder."""
@@ -267,6 +329,7 @@ class PretrainRun:
             "validation loss": shown(summary.valid_loss, ".4f"),
             "validation perplexity": shown(summary.valid_perplexity, ",.2f"),
             "hidden tokens named right": shown(summary.valid_accuracy, ".2%"),
+            **_shown_by_frequency(summary.valid_by_frequency or {}),
             "training loss": shown(summary.train_loss, ".4f"),
             "steps": f"{summary.steps:,}",
             "real tokens": f"{summary.real_tokens:,} ({summary.epochs:g} epochs)",
@@ -287,7 +350,8 @@ class PretrainRun:
                 "parameters": f"{summary.parameters:,}",
                 "tokens a step": f"{config.tokens_per_step:,}",
                 "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
-                "share predicted": f"{config.masking.share}",
+                "share predicted": f"{config.masking.share} ({config.masking.schedule}, by "
+                f"{config.masking.unit})",
                 "precision": self._compute.name,
                 "seed": f"{config.seed}",
             },
@@ -295,7 +359,24 @@ class PretrainRun:
             versions=summary.versions,
             repeat="bertsmith pretrain --config run.yaml --output NEW_FOLDER",
             example="the [MASK] of the house",
+            more=(
+                {}
+                if summary.coverage is None
+                else {"Coverage": f"{coverage_markdown(summary.coverage)}\n\n![]({PLOT_FILE})"}
+            ),
         )
+
+
+def _shown_by_frequency(groups: Mapping[str, GroupScores]) -> dict[str, str]:
+    """Lines of the card."""
+    return {
+        f"... of {name} token types": (
+            f"{group.accuracy:.2%}, loss {group.loss:.4f} ({group.num_targets:,} tokens)"
+            if group.num_targets
+            else "none was hidden"
+        )
+        for name, group in groups.items()
+    }
 
 
 def said_budget(budget: Budget) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, StepShare, pack
 from bertsmith.errors import EXIT_FAULT
+from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, SequenceClassifier, initialize
 from bertsmith.parallel.choice import devices_here, wrap
@@ -26,6 +27,7 @@ from bertsmith.parallel.config import StrategyName
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World, joined
 from bertsmith.recipes.config import SelftestConfig
+from bertsmith.recipes.ranks import facts_to_share
 from bertsmith.report.progress import Speaker
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW, group_parameters
@@ -84,9 +86,11 @@ class Difference:
 
 def main(config: SelftestConfig) -> int:
     """Run the comparisons, print them, and fail where one is above the bound."""
-    facts = {key: str(value) for key, value in dataclasses.asdict(config).items()}
-    on_gpus = devices_here(config.device).kind == "cuda"
-    with joined(config.parallel, on_gpus=on_gpus, facts=facts) as world:
+    with joined(
+        config.parallel,
+        on_gpus=devices_here(config.device).kind == "cuda",
+        facts=facts_to_share(config),
+    ) as world:
         speaker = Speaker() if world.is_main else Speaker.silent()
         compute = choose_compute("fp32", config.device, local_rank=world.local_rank)
         speaker.say(f"{config.steps} steps in fp32 on {world.size} ranks ({compute.device.type})")
@@ -107,6 +111,11 @@ def main(config: SelftestConfig) -> int:
         worst = max(max(d.loss, d.grad_norm) for d in differences)
         verdict = "equal" if worst <= bound else "DIFFERENT"
         console.print(f"{verdict}: the largest difference is {worst:.1e}, the bound {bound:.0e}")
+        if world.size == 1:
+            console.print(
+                "one process: ddp and fsdp were not compared; --parallel.devices 2, or torchrun, "
+                "compares them too"
+            )
     return 0 if worst <= bound else EXIT_FAULT
 
 
@@ -116,9 +125,12 @@ def compare(world: World, compute: Compute, *, steps: int, speaker: Speaker) -> 
     ways: list[tuple[str, StrategyName, World, Compute]] = [
         ("dp (CPU replicas)", "dp", World(), cpu)
     ]
+    gpus = torch.cuda.device_count() if compute.device.type == "cuda" else 0
     if world.size > 1:
         ways += [("ddp", "ddp", world, compute), ("fsdp", "fsdp", world, compute)]
-    ranks = max(world.size, 2)
+    elif gpus > 1:
+        ways.append((f"dp ({gpus} GPUs)", "dp", world, compute))
+    ranks = max(world.size, gpus if world.size == 1 else 0, 2)
     differences: list[Difference] = []
     heads: tuple[Head, ...] = ("masked language model", "classifier")
     for head in heads:
@@ -132,7 +144,7 @@ def compare(world: World, compute: Compute, *, steps: int, speaker: Speaker) -> 
             }
             for name, strategy, ranks_of_it, on in ways:
                 found = train_small(
-                    head, strategy, ranks_of_it, on, steps=steps, packs=packs, num_devices=ranks
+                    head, strategy, ranks_of_it, on, steps=steps, packs=packs, dp_devices=ranks
                 )
                 world.beat(f"the selftest of {name}")
                 differences.append(
@@ -150,7 +162,8 @@ def train_small(
     *,
     steps: int,
     packs: Sequence[int],
-    num_devices: int = 1,
+    dp_devices: int = 1,
+    checkpointing: Sequence[BlockMode] | None = None,
 ) -> Trained:
     """Train the small model.
 
@@ -161,10 +174,13 @@ def train_small(
         compute: Device of this rank, and fp32.
         steps: Optimizer steps.
         packs: Packs of step 0, 1, ...; then from the start again.
-        num_devices: Of dp.
+        dp_devices: Of dp.
+        checkpointing: What each block keeps for the backward pass; None: all of it.
     """
     model = new_model(head).to(compute.device)
-    strategy = wrap(strategy_name, model, world, num_devices=num_devices, dtype=compute.dtype)
+    if checkpointing is not None:
+        model.encoder.checkpoint_blocks(checkpointing)
+    strategy = wrap(strategy_name, model, world, dp_devices=dp_devices, dtype=compute.dtype)
     optimizer = AdamW(group_parameters(model, OPTIM), OPTIM)
     losses, grad_norms = [], []
     for step in range(steps):

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertsmith.report.run_folder import write_text
@@ -32,6 +32,9 @@ class ModelCard:
     fits_transformers: bool = True
     """False if bertsmith alone computes the model."""
 
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Sections of Markdown by heading."""
+
 
 def write_card(folder: Path, card: ModelCard) -> None:
     """Write `README.md` with the header that model hubs read."""
@@ -60,6 +63,8 @@ def write_card(folder: Path, card: ModelCard) -> None:
         parts += [f"## {heading}", "", "| what | value |", "| --- | --- |"]
         parts += [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
         parts.append("")
+    for heading, text in card.more.items():
+        parts += [f"## {heading}", "", text, ""]
     parts += ["## Repeat", "", "```", card.repeat, "```", ""]
     write_text(folder / "README.md", "\n".join(parts))
 

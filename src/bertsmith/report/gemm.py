@@ -5,6 +5,7 @@ import time
 import torch
 
 from bertsmith.model.config import EncoderConfig
+from bertsmith.train.micro_batch import is_out_of_memory
 from bertsmith.train.precision import Compute
 
 
@@ -19,6 +20,16 @@ def gemm_flop_per_second(
         compute: Device and format.
         seconds: About how long to measure.
     """
+    while True:
+        try:
+            return _measure(config, tokens=tokens, compute=compute, seconds=seconds)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or tokens < 2:
+                raise
+        tokens //= 2  # a little less of a limit, and the run may still fit
+
+
+def _measure(config: EncoderConfig, *, tokens: int, compute: Compute, seconds: float) -> float:
     width, inner = config.hidden_size, config.intermediate_size
     shapes = ((width, 3 * width), (width, width), (width, inner), (inner, width))
     flop = elapsed = 0.0

@@ -1,16 +1,20 @@
 """What a person sees while a verb runs: a live line on a terminal, plain lines in a log.
 
 Everything goes to standard error and to the run's `log.txt`, so that standard output stays the
-result's.
+result's. Neither ends a run: a disk that is full, or a terminal that is gone, loses lines and no
+more.
 """
 
+import errno
 import os
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import IO, Any, Self, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,13 +23,45 @@ LINE_SECONDS = 30.0
 """In a log that nobody watches live, progress is one line in this time."""
 
 
+class _SteadyStream:
+    """A stream whose writes raise no OSError: what cannot be written is lost.
+
+    Nothing that failed stays in a buffer either. It would come twice when the disk is free again,
+    and if it is not, Python would end with exit code 120, whatever the run's own.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._raw = getattr(getattr(stream, "buffer", None), "raw", None)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            if self._raw is None:
+                self._stream.write(text)
+            else:
+                self._stream.flush()
+                encoding, errors = self._stream.encoding, self._stream.errors or "strict"
+                _write_all(self._raw, text.encode(encoding, errors))
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Speaker:
-    """Says lines to a person and to the run's log."""
+    """Says lines to a person and to the run's log; from any thread."""
 
     def __init__(self, folder: Path | None = None, *, stream: TextIO | None = None) -> None:
         """Speak to standard error, and append to `folder/log.txt` if a folder is given."""
-        self.console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        steady = cast(IO[str], _SteadyStream(stream or sys.stderr))
+        self.console = Console(file=steady, highlight=False, soft_wrap=True)
         self._log = None if folder is None else folder / "log.txt"
+        self._lost_lines = 0
+        self._writing = threading.Lock()
 
     @classmethod
     def silent(cls) -> Self:
@@ -37,20 +73,78 @@ class Speaker:
         """Whether a person watches a terminal."""
         return self.console.is_terminal
 
+    def leave_folder(self) -> None:
+        """Log nothing more; lines are still said."""
+        self._log = None
+
     def say(self, line: str) -> None:
         """Print and log a line."""
         self.console.print(line, markup=False)
         self.log(line)
 
     def log(self, line: str) -> None:
-        """Log a line without printing it."""
-        if self._log is None:
+        """Log a line without printing it.
+
+        If it cannot be written, that is said once, and the line is lost. The next is tried again;
+        the first that succeeds comes after a line that says how many are missing.
+        """
+        log = self._log
+        if log is None:
             return
+        with self._writing:
+            text = _stamped(line)
+            if self._lost_lines:
+                text = (
+                    _stamped(f"lines lost here, which could not be written: {self._lost_lines:,}")
+                    + text
+                )
+            try:
+                _append_whole(log, text.encode("utf-8", "backslashreplace"))
+                self._lost_lines = 0
+                return
+            except OSError as error:
+                self._lost_lines += 1
+                reason = error.strerror or error
+        if self._lost_lines == 1:
+            self.console.print(
+                f"{log}: cannot be written ({reason}); going on without, and trying again "
+                "with each line",
+                markup=False,
+            )
+
+
+def _stamped(line: str) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S ") + line + "\n"
+
+
+def _append_whole(path: Path, content: bytes) -> None:
+    """Append all of it, or leave the file as it was.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
         try:
-            with self._log.open("a", encoding="utf-8") as file:
-                file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + line + "\n")
+            _write_all(file, content)
         except OSError:
-            self._log = None  # a full disk must not end the run for the sake of its log
+            with suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+def _write_all(raw: Any, content: bytes) -> None:
+    """Write to an unbuffered file, which may take less than it is given: the disk is nearly full.
+
+    Raises:
+        OSError: Not all of it was written.
+    """
+    left = memoryview(content)
+    while left:
+        written = raw.write(left)
+        if not written:  # it would have to wait: nobody reads a pipe that does not block
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        left = left[written:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +244,10 @@ class BytesDisplay:
             return
         self._shown_at_seconds = now
         rate = done_bytes / max(now - self._began_at_seconds, 1e-9)
-        left = (total_bytes - done_bytes) / max(rate, 1e-9)
-        line = (
-            f"{self._what}  {done_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB  "
-            f"{rate / 1e6:,.1f} MB/s  {_duration(left)} left"
-        )
+        line = f"{self._what}  {done_bytes / 1e6:,.1f} of {total_bytes / 1e6:,.1f} MB"
+        if done_bytes:  # before the first ones nobody knows
+            left = (total_bytes - done_bytes) / rate
+            line += f"  {rate / 1e6:,.1f} MB/s  {_duration(left)} left"
         if self._speaker.is_live and not is_done:
             self._speaker.console.print(line, markup=False, end="\r")
         else:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -19,8 +20,12 @@ import yaml
 from bertsmith import __version__
 from bertsmith.durable import write_whole
 from bertsmith.errors import UserError
+from bertsmith.report.run_lock import is_lock_file
 
 CONFIG_FILE, SUMMARY_FILE = "run.yaml", "summary.json"
+
+LEFT = re.compile(r"\.probe-\d+|\..+\.tmp-\d+")
+"""Names of files on their way to another name: `durable.write_whole`, and the probe below."""
 
 
 def check_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> None:
@@ -39,7 +44,7 @@ def check_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> None
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--output {path}: is a file; name a folder")
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not folder.is_dir() or not _content(folder):
             return
     except OSError as error:
         raise UserError(f"--output {path}: cannot be read ({error.strerror or error})") from error
@@ -71,6 +76,10 @@ def check_inputs_stay(path: str, inputs: Mapping[str, str | None]) -> None:
 def open_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> Path:
     """Make the folder, or empty it if it holds a run that is to be replaced.
 
+    Its lock is held: nobody else writes there, so that half a file is what a killed process left.
+
+    A lock (`run_lock`) that was taken on it before stays in place.
+
     Raises:
         UserError: As `check_run_folder`; or it cannot be written.
     """
@@ -78,8 +87,14 @@ def open_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> Path:
     folder = Path(path)
     try:
         if folder.is_dir() and overwrite and not resume:
-            shutil.rmtree(folder)
+            # The config last: what is left of a run is a run, if this is killed on the way.
+            for entry in sorted(_content(folder), key=lambda entry: entry.name == CONFIG_FILE):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
         folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
         probe = folder / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -90,10 +105,37 @@ def open_run_folder(path: str, *, resume: bool | None, overwrite: bool) -> Path:
     return folder
 
 
-def write_config(folder: Path, config: Any) -> None:
-    """The whole resolved config as YAML: `bertsmith VERB --config run.yaml` repeats the run."""
+def _content(folder: Path) -> list[Path]:
+    """What lies in the folder, but for its lock and what killed processes left."""
+    return [
+        entry
+        for entry in folder.iterdir()
+        if not is_lock_file(entry.name) and not LEFT.fullmatch(entry.name)
+    ]
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what processes left that were killed while they wrote."""
+    for entry in list(folder.iterdir()):
+        if LEFT.fullmatch(entry.name):
+            entry.unlink()
+    for half in (folder / "checkpoints").glob(".tmp-*"):
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def write_config(folder: Path, config: Any, *, accepts_changes: bool = False) -> None:
+    """The whole resolved config as YAML: `bertsmith VERB --config run.yaml` repeats the run.
+
+    Args:
+        folder: The run folder.
+        config: The verb's.
+        accepts_changes: Whether it keeps what changes a resume is to accept.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     values = asdict(config)
-    for key in ("resume", "overwrite"):
+    for key in ("resume", "overwrite", *(() if accepts_changes else ("resume_override",))):
         values.pop(key, None)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     write_text(folder / CONFIG_FILE, text)

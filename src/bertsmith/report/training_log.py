@@ -1,17 +1,15 @@
 """The numbers of training on their way to people and files: rates, smoothed loss, metrics lines."""
 
 import time
+from collections.abc import Mapping
 
-from bertsmith.report.metrics_log import MetricsLog
+from bertsmith.checkpoint.state import RunState
+from bertsmith.report.metrics_log import SCORE_PREFIX, MetricsLog
 from bertsmith.report.progress import Reading, TrainingDisplay
-from bertsmith.train.checkpoint import RunState
 from bertsmith.train.step import StepReport
 
 WARMUP_STEPS = 3
 """First steps of a process, left out of its speed: allocation and compilation happen there."""
-
-SMOOTHING = 0.9
-"""Weight of the past in the loss that is shown."""
 
 
 class TrainingLog:
@@ -25,6 +23,7 @@ class TrainingLog:
         log_every_steps: int,
         flop_per_token: float,
         gemm_flop_per_second: float | None,
+        rate_shares: Mapping[str, float] | None = None,
     ) -> None:
         """Nothing is written yet.
 
@@ -34,15 +33,16 @@ class TrainingLog:
             log_every_steps: Steps between lines.
             flop_per_token: Useful work of training on one real token.
             gemm_flop_per_second: The machine's limit; None if not measured.
+            rate_shares: Learning rates of the model's parts over that of the step, where they
+                differ.
         """
+        self._rate_shares = rate_shares or {}
         self._metrics, self._display = metrics, display
         self._log_every_steps = log_every_steps
         self._flop_per_token, self._gemm = flop_per_token, gemm_flop_per_second
         self._steps_seen = self._rated_tokens = self._early_tokens = 0
         self._rated_seconds = self._early_seconds = 0.0
         self._idle_shares = 0.0
-        self.recent_loss = None if metrics is None else metrics.last_loss
-        """Training loss, smoothed over about ten steps; None before the first."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -76,14 +76,12 @@ class TrainingLog:
         else:
             self._early_tokens += report.num_tokens
             self._early_seconds += report.seconds
-        past = report.loss if self.recent_loss is None else self.recent_loss
-        self.recent_loss = SMOOTHING * past + (1.0 - SMOOTHING) * report.loss
         is_last = progress >= 1.0
         self._display.show(
             Reading(
                 step=state.step,
                 progress=min(progress, 1.0),
-                loss=self.recent_loss,
+                loss=report.loss if state.smoothed_loss is None else state.smoothed_loss,
                 learning_rate=report.learning_rate,
                 grad_norm=report.grad_norm,
                 tokens_per_second=self.tokens_per_second or 0.0,
@@ -94,6 +92,9 @@ class TrainingLog:
         is_due = is_last or state.step == 1 or state.step % self._log_every_steps == 0
         if is_due and self._metrics is not None:
             values = {
+                f"learning_rate/{part}": report.learning_rate * share
+                for part, share in self._rate_shares.items()
+            } | {
                 "loss": report.loss,
                 "learning_rate": report.learning_rate,
                 "grad_norm": report.grad_norm,
@@ -104,10 +105,10 @@ class TrainingLog:
             self._metrics.write(state.step, values, at_seconds=time.time())
 
     def scores(self, scores: dict[str, float], state: RunState) -> None:
-        """Write the scores of an evaluation, named `valid_...`."""
+        """Write the scores of an evaluation, their names with a prefix."""
+        self.values({f"{SCORE_PREFIX}{name}": value for name, value in scores.items()}, state)
+
+    def values(self, values: dict[str, float], state: RunState) -> None:
+        """Write numbers about the run as it stands."""
         if self._metrics is not None:
-            self._metrics.write(
-                state.step,
-                {f"valid_{name}": value for name, value in scores.items()},
-                at_seconds=time.time(),
-            )
+            self._metrics.write(state.step, values, at_seconds=time.time())

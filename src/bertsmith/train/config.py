@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from bertsmith.model.parts import read_rates
+
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
@@ -45,8 +47,27 @@ class OptimConfig:
     max_grad_norm: float | None = 1.0
     """L2 bound on the whole gradient before the update; None leaves it unclipped."""
 
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Format in which both moments are kept between steps; the update itself is fp32. bf16: half of
+    their memory, rounded at random so that averages stay right."""
+
+    layer_decay: float | None = None
+    """A lower rate for lower layers: each has so many times the rate of the one above, the head the
+    full one and the embeddings the lowest. None: one rate for all."""
+
+    rates: str | None = None
+    """Peak rates by part, as in embeddings=5e-5,0-5=3e-5,6-11=1e-5,head=1e-4 (layers count from 0);
+    parts that are not named have learning_rate."""
+
+    unfreeze: str | None = None
+    """steps:N or epochs:X: the head is trained first, after each so many steps or epochs one more
+    layer from the top, the embeddings last. None: all from the start."""
+
     def __post_init__(self) -> None:
         """Reject values out of range."""
+        self._check_parts()
+        if self.moments not in ("fp32", "bf16"):
+            raise ValueError(f"moments is {self.moments!r}; it must be fp32 or bf16")
         for name in ("learning_rate", "weight_decay", "eps"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
@@ -61,25 +82,55 @@ class OptimConfig:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be > 0, or null")
 
+    def _check_parts(self) -> None:
+        if self.layer_decay is not None and not 0.0 < self.layer_decay <= 1.0:
+            raise ValueError(f"layer_decay is {self.layer_decay}; it must be over 0, at most 1")
+        if self.rates is not None:
+            if self.layer_decay is not None:
+                raise ValueError("rates and layer_decay are both given; give one of them")
+            if self.learning_rate == 0.0:
+                raise ValueError("rates are given with learning_rate 0, whose course they follow")
+            try:
+                read_rates(self.rates)
+            except ValueError as error:
+                raise ValueError(f"rates is {self.rates!r}: {error}") from error
+        if self.unfreeze is not None:
+            unit, _, number = self.unfreeze.partition(":")
+            try:
+                count = int(number) if unit == "steps" else float(number)
+            except ValueError:
+                count = 0
+            if unit not in ("steps", "epochs") or not 0 < count < math.inf:
+                raise ValueError(
+                    f"unfreeze is {self.unfreeze!r}; it must be steps:N or epochs:X, over 0"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
-class SaveConfig:
-    """Checkpoints: when, and how many are kept."""
+class GuardConfig:
+    """What follows when a step's numbers go wrong; all ranks decide alike."""
 
-    every_steps: int | None = None
-    """Save each time so many steps are done; None: only at the end, and on Ctrl-C."""
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient that is NaN or infinite. stop: end the run, before the weights are
+    touched. skip: pass the step over. rollback: go back to the last checkpoint, and pass that step
+    over when it comes again."""
 
-    every_minutes: float | None = 10.0
-    """Save when so many minutes have passed since the last one."""
+    spike: Literal["off", "report", "skip", "rollback"] = "report"
+    """A loss far above those before it. report: say so, train on. skip, rollback: as above."""
 
-    keep_last: int = 2
-    """Newest checkpoints that are kept; one made at the best step stays besides."""
+    spike_deviations: float = 8.0
+    """How far: more than so many standard deviations above the median of the last 64 steps, of
+    which at least 32 have to be there. The deviation is estimated by a median as well, and is never
+    taken for less than 1 % of the median loss."""
+
+    patience: int = 10
+    """Steps that may be passed over within 1,000; one more ends the run."""
 
     def __post_init__(self) -> None:
         """Reject values out of range."""
-        _at_least_one(every_steps=self.every_steps, keep_last=self.keep_last)
-        if self.every_minutes is not None and not self.every_minutes > 0:
-            raise ValueError(f"every_minutes is {self.every_minutes}; it must be > 0, or null")
+        _at_least_one(patience=self.patience)
+        if not 0.0 < self.spike_deviations < math.inf:
+            raise ValueError(f"spike_deviations is {self.spike_deviations}; it must be more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)

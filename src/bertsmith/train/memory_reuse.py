@@ -6,6 +6,9 @@ every page again (4 to 6 GB/s, against 45 to 73 for memory in use: docs/experime
 
 import ctypes
 import platform
+from contextlib import suppress
+
+from bertsmith.memory.here import has_own_limit
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _NEVER = -1
@@ -15,9 +18,11 @@ def reuse_freed_memory() -> bool:
     """Tell glibc to keep freed blocks for reuse; True where that was possible.
 
     Process-wide and for good, so it is for the start of a training run. Elsewhere (macOS, musl,
-    jemalloc preloaded) nothing is done: those allocators have rules of their own.
+    jemalloc preloaded) nothing is done: those allocators have rules of their own. Nor is it where
+    the process has a limit of its own (`ulimit -v`, `-d`): what is kept, and the spare room that
+    every thread's heap grows by, would be taken from it.
     """
-    if platform.libc_ver()[0] != "glibc":
+    if platform.libc_ver()[0] != "glibc" or has_own_limit():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -31,3 +36,10 @@ def reuse_freed_memory() -> bool:
     )
     done = [mallopt(what, value) for what, value in settings]  # all of them, even after a refusal
     return all(done)
+
+
+def trim() -> None:
+    """Give freed memory back to the system after all: what failed to fit may have torn it up."""
+    if platform.libc_ver()[0] == "glibc":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -6,12 +6,12 @@ and activations (autocast). LayerNorm statistics, softmax and losses are fp32 in
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from bertsmith.errors import UserError
+from bertsmith.memory.here import cpu_computes_bf16
 from bertsmith.train.config import Precision
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -75,15 +75,6 @@ def choose_compute(precision: Precision, device: DeviceName, *, local_rank: int 
 def gpu_computes_bf16() -> bool:
     """Whether the GPU has bf16 arithmetic; torch's own answer counts emulation, which is slow."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def cpu_computes_bf16() -> bool:
-    """Whether the CPU has bf16 dot products (AVX512-BF16, AMX, or Arm's bf16)."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return False
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def _use_onednn_for_fp32() -> None:

@@ -9,6 +9,7 @@ scales such gradients wrongly: issue 47688).
 import hashlib
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -17,6 +18,16 @@ from torch import Tensor
 
 from bertsmith.batch import StepShare
 from bertsmith.parallel.strategies import Strategy
+from bertsmith.parallel.world import AbandonedError, never
+from bertsmith.train.guard import BadStepError
+from bertsmith.train.micro_batch import (
+    Cuttable,
+    LoneOutOfMemoryError,
+    OutOfMemoryError,
+    cut_packs,
+    give_back_memory,
+    is_out_of_memory,
+)
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 
@@ -24,7 +35,7 @@ SMALLEST_LOSS_SCALE = 2.0**-10
 """An fp16 gradient that overflows even at this scale is not finite for other reasons."""
 
 
-class Batch(Protocol):
+class Batch(Cuttable, Protocol):
     """A pack with something to predict."""
 
     @property
@@ -72,20 +83,15 @@ class StepReport:
     is_applied: bool
     """False when there was nothing to learn, or fp16 overflowed and the step was skipped."""
 
+    has_overflowed: bool
+    """Whether it was fp16 that overflowed."""
 
-class NonFiniteLossError(Exception):
-    """The loss or the gradient is NaN or infinite; the weights have not been touched."""
 
-    def __init__(self, *, step: int, pack: int | None, what: str) -> None:
-        """Remember where.
-
-        Args:
-            step: The step, counted from 0.
-            pack: Its pack with a loss that is not finite; None if only the gradient is.
-            what: "loss" or "gradient".
-        """
-        super().__init__(f"{what} of step {step + 1} is not finite")
-        self.step, self.pack, self.what = step, pack, what
+@dataclass(frozen=True, kw_only=True)
+class _Update:
+    grad_norm: float
+    is_applied: bool
+    """False where fp16 overflowed, or there was nothing to learn."""
 
 
 def dropout_seed_of(seed: int, *, step: int) -> int:
@@ -108,6 +114,9 @@ def train_step(
     seed: int,
     learning_rate: float,
     max_grad_norm: float | None,
+    loss_limit: float = math.inf,
+    stop_asked: Callable[[], bool] = never,
+    micro_batch_tokens: int | None = None,
 ) -> StepReport:
     """Run the packs, then update once with the mean over all targets of all ranks.
 
@@ -122,43 +131,95 @@ def train_step(
         seed: The run's; dropout follows from it, the step and a token's place in it.
         learning_rate: Of this update.
         max_grad_norm: L2 bound on the gradient; None leaves it unclipped.
+        loss_limit: A step with a larger loss is not applied.
+        stop_asked: Whether this rank was told to stop, asked between packs.
+        micro_batch_tokens: Most tokens in one pass, where more than one sequence can be in it; None
+            passes each pack in one piece.
 
     Raises:
-        NonFiniteLossError: On every rank, before the update; parameters and moments are as they
-            were.
+        BadStepError: The loss or the gradient is not finite, or the loss above its limit.
+        AbandonedError: A rank was told to stop.
+        OutOfMemoryError: A rank had too little memory for a pass.
+            Each on every rank, before the update; parameters and moments are as they were.
+        LoneOutOfMemoryError: This rank had, and the others cannot be told.
     """
     started_at_seconds = time.perf_counter()
-    own_losses = _backward(strategy, share, compute=compute, scaler=scaler, step=step, seed=seed)
+    try:
+        own_losses = _backward(
+            strategy,
+            share,
+            compute=compute,
+            scaler=scaler,
+            step=step,
+            seed=seed,
+            stop_asked=stop_asked,
+            micro_batch_tokens=micro_batch_tokens,
+        )
+    except (AbandonedError, OutOfMemoryError):
+        optimizer.zero_grad(set_to_none=True)
+        raise
     num_targets = sum(pack.num_targets for pack in share.packs)
     sums = strategy.world.sums([*own_losses, num_targets, *strategy.tokens_by_device(share)])
     losses, num_targets = sums[: share.num_packs], round(sums[share.num_packs])
     tokens_by_device = sums[share.num_packs + 1 :]
-    report = _update(
-        strategy,
-        optimizer,
-        scaler,
-        loss=sum(losses) if num_targets else None,
-        learning_rate=learning_rate,
-        max_grad_norm=max_grad_norm,
-    )
+    loss = sum(losses)
+    update: _Update | None = _Update(grad_norm=0.0, is_applied=False)
+    if num_targets and loss_limit < loss < math.inf:
+        optimizer.zero_grad(set_to_none=True)
+        how = f"is a spike: {loss:.4f}, where {loss_limit:.4f} was the limit"
+        worst = max(range(len(losses)), key=losses.__getitem__)
+        raise BadStepError(step=step, pack=worst, what="loss", how=how, is_spike=True)
+    if num_targets:
+        update = _update(
+            strategy,
+            optimizer,
+            scaler,
+            loss=loss,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+        )
     optimizer.zero_grad(set_to_none=True)
-    if report is None:
-        bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if update is None:
+        bad = next((n for n, one in enumerate(losses) if not math.isfinite(one)), None)
         what = "gradient" if bad is None else "loss"
-        raise NonFiniteLossError(step=step, pack=bad, what=what)
-    grad_norm, is_applied = report
+        how = "is not finite (NaN or infinite)"
+        raise BadStepError(step=step, pack=bad, what=what, how=how)
     num_tokens, most = round(sum(tokens_by_device)), max(tokens_by_device)
     return StepReport(
         step=step + 1,
-        loss=sum(losses),
-        grad_norm=grad_norm,
+        loss=loss,
+        grad_norm=update.grad_norm,
         learning_rate=learning_rate,
         num_targets=num_targets,
         num_tokens=num_tokens,
         idle_share=1.0 - num_tokens / (len(tokens_by_device) * most) if most else 0.0,
         seconds=time.perf_counter() - started_at_seconds,
-        is_applied=is_applied,
+        is_applied=update.is_applied,
+        has_overflowed=bool(num_targets) and not update.is_applied,
     )
+
+
+def try_step(
+    strategy: Strategy, share: StepShare[BatchT], optimizer: AdamW, *, compute: Compute
+) -> None:
+    """Run a step's packs forward and back as `train_step` does, and update nothing.
+
+    Raises:
+        OutOfMemoryError: On every rank: some rank had too little memory.
+    """
+    try:
+        _backward(
+            strategy,
+            share,
+            compute=compute,
+            scaler=None,
+            step=0,
+            seed=0,
+            stop_asked=never,
+            micro_batch_tokens=None,
+        )
+    finally:
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _backward(
@@ -169,35 +230,68 @@ def _backward(
     scaler: torch.amp.GradScaler | None,
     step: int,
     seed: int,
+    stop_asked: Callable[[], bool],
+    micro_batch_tokens: int | None,
 ) -> list[float]:
     """Leave the step's gradient in the parameters.
 
     Returns:
         What each pack of the step adds to its loss; 0 for the packs of other ranks.
+
+    Raises:
+        AbandonedError: A rank was told to stop; the gradient is not complete.
+        OutOfMemoryError, LoneOutOfMemoryError: Neither is it here.
     """
-    packs = list(share.packs)
-    counted = strategy.world.begin_sums([sum(pack.num_targets for pack in packs)])
+    world = strategy.world
+    counted = world.begin_sums([sum(pack.num_targets for pack in share.packs)])
     dropout_seed = dropout_seed_of(seed, step=step)
+    parts = cut_packs(share.packs, max_tokens=micro_batch_tokens, world=world)
+    rounds = list(strategy.rounds([part.batch for part in parts]))
     mean_shares: list[Tensor] = []
-    rounds = list(strategy.rounds(packs))
+
+    def run(some: Sequence[BatchT]) -> None:
+        """One pass forward and back."""
+        with compute.autocast():
+            losses = strategy.losses(some, dropout_seed=dropout_seed)
+        num_targets = max(counted.wait()[0], 1.0)
+        # A part without targets is run all the same: other ranks wait for its gradient, 0.
+        found = [
+            loss.nats / num_targets if part.num_targets else loss.nats * 0.0
+            for loss, part in zip(losses, some, strict=True)
+        ]
+        mean_shares.extend(mean_share.detach() for mean_share in found)
+        total = torch.stack(found).sum()
+        (total if scaler is None else scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+
     for number, some in enumerate(rounds):
-        with strategy.accumulating(is_last=number == len(rounds) - 1):
-            with compute.autocast():
-                losses = strategy.losses(some, dropout_seed=dropout_seed)
-            num_targets = max(counted.wait()[0], 1.0)
-            # A pack without targets is run all the same: other ranks wait for its gradient, 0.
-            found = [
-                loss.nats / num_targets if pack.num_targets else loss.nats * 0.0
-                for loss, pack in zip(losses, some, strict=True)
-            ]
-            mean_shares += [mean_share.detach() for mean_share in found]
-            total = torch.stack(found).sum()
-            (total if scaler is None else scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+        is_last = number == len(rounds) - 1
+        with strategy.accumulating(is_last=is_last):
+            did_not_fit = _ran_out_of_memory(lambda some=some: run(some), compute)  # type: ignore[misc]
+            if did_not_fit and strategy.meets_in_passes and world.size > 1:
+                raise LoneOutOfMemoryError(world.rank)
+        is_asked, has_failed = world.sums([stop_asked(), did_not_fit])
+        if has_failed:
+            raise OutOfMemoryError
+        if is_asked and not is_last:
+            raise AbandonedError
     by_pack = [0.0] * share.num_packs
-    values = torch.stack(mean_shares).tolist()
-    for number, value in zip(share.numbers, values, strict=False):  # fillers come last
-        by_pack[number] = value
+    for part, value in zip(parts, torch.stack(mean_shares).tolist(), strict=True):
+        if part.pack is not None and part.pack < len(share.numbers):  # fillers come last
+            by_pack[share.numbers[part.pack]] += value
     return by_pack
+
+
+def _ran_out_of_memory(run: Callable[[], None], compute: Compute) -> bool:
+    """Whether a pass did not fit; what it had taken is free again."""
+    try:
+        run()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        return False
+    give_back_memory(compute.device)
+    return True
 
 
 def _update(
@@ -205,16 +299,11 @@ def _update(
     optimizer: AdamW,
     scaler: torch.amp.GradScaler | None,
     *,
-    loss: float | None,
+    loss: float,
     learning_rate: float,
     max_grad_norm: float | None,
-) -> tuple[float, bool] | None:
-    """Clip and update; (gradient norm, whether applied), or None if not finite.
-
-    `loss` is None where the step had no target.
-    """
-    if loss is None:
-        return 0.0, False
+) -> _Update | None:
+    """Clip and update; None if the loss or the gradient is not finite."""
     if scaler is not None:
         scaler.unscale_(optimizer)  # before the norm: clipping scaled gradients clips always
     square = strategy.sum_over_shards(optimizer.squared_grad_norm())
@@ -237,4 +326,4 @@ def _update(
     else:
         scaler.step(optimizer)  # skips the update where a gradient overflowed
         scaler.update()
-    return grad_norm, not overflowed
+    return _Update(grad_norm=grad_norm, is_applied=not overflowed)

@@ -138,6 +138,23 @@ def add_norm_forward(
     return out_TD, added_TD, mean_T, inverse_T
 
 
+def norm_again(
+    lib: ctypes.CDLL,
+    sum_TD: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gain_D: Tensor,
+    shift_D: Tensor,
+) -> Tensor:
+    """The output of `add_norm_forward`, to the bit, from its sum, means and 1/deviations."""
+    rows, width = sum_TD.shape
+    out_TD = torch.empty_like(sum_TD)
+    lib.norm_again(
+        _size(rows), _size(width), _at(sum_TD), _at(moments[0]), _at(moments[1]),
+        _at(gain_D), _at(shift_D), _at(out_TD),
+    )  # fmt: skip
+    return out_TD
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormGrads:
     """Gradients of an add-and-norm."""
@@ -327,10 +344,12 @@ def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
 
 
-def _sizes(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_int64]:
+def _sizes(
+    tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32
+) -> ctypes.Array[ctypes.c_int64]:
     for tensor in tensors:
         assert tensor.is_contiguous(), "kernels read contiguous tensors"
-        assert tensor.dtype == torch.float32, "the optimizer's kernels are fp32"
+        assert tensor.dtype == dtype, f"the kernel is for {dtype}"
     return (ctypes.c_int64 * len(tensors))(*(t.numel() for t in tensors))
 
 
@@ -361,14 +380,41 @@ def adamw(
     second: Sequence[Tensor],
     step: AdamWStep,
 ) -> None:
-    """Updates fp32 parameters and both moments in place."""
+    """Updates fp32 parameters and both moments, fp32 too, in place."""
     sizes = _sizes(parameters)
     for group in (gradients, first, second):
         assert list(_sizes(group)) == list(sizes), "tensors of one parameter differ in size"
-    numbers = _CAdamWStep(
-        step.rate, step.shrink, step.beta1, step.beta2, step.root, step.eps, step.factor
-    )
     lib.adamw(
         _size(len(parameters)), sizes, _addresses(parameters), _addresses(gradients),
-        _addresses(first), _addresses(second), ctypes.byref(numbers),
+        _addresses(first), _addresses(second), _adamw_numbers(step),
     )  # fmt: skip
+
+
+def adamw_bf16(
+    lib: ctypes.CDLL,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    keys: Sequence[int],
+    step: AdamWStep,
+) -> None:
+    """The same with moments in bf16, rounded at random by a key a tensor."""
+    sizes = _sizes(parameters)
+    assert list(_sizes(gradients)) == list(sizes), "a gradient differs in size"
+    for group in (first, second):
+        found = _sizes(group, torch.bfloat16)
+        assert list(found) == list(sizes), "tensors of one parameter differ in size"
+    lib.adamw_bf16(
+        _size(len(parameters)), sizes, _addresses(parameters), _addresses(gradients),
+        _addresses(first), _addresses(second), (ctypes.c_uint32 * len(keys))(*keys),
+        _adamw_numbers(step),
+    )  # fmt: skip
+
+
+def _adamw_numbers(step: AdamWStep) -> object:
+    return ctypes.byref(
+        _CAdamWStep(
+            step.rate, step.shrink, step.beta1, step.beta2, step.root, step.eps, step.factor
+        )
+    )

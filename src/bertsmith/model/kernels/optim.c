@@ -55,3 +55,41 @@ EXPORT void adamw(i64 tensors, const i64 *sizes, float *const *parameters, float
     }
   }
 }
+
+INLINE uint32_t mixed(uint32_t x) { /* as train/optim.py: a two-multiplication mixer */
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+/* bfloat16 at random one of the two neighbours, so that it is right on average; 16 random bits. */
+INLINE uint16_t stochastic_bf16(float value, uint32_t random) {
+  return (uint16_t)((bits_of_float(value) + random) >> 16);
+}
+
+/* The same update with moments kept in bfloat16; `keys` has a number for each tensor and step. */
+EXPORT void adamw_bf16(i64 tensors, const i64 *sizes, float *const *parameters,
+                       float *const *gradients, uint16_t *const *first, uint16_t *const *second,
+                       const uint32_t *keys, const adamw_step *by) {
+#pragma omp parallel
+  for (i64 n = 0; n < tensors; n++) {
+    float *p = parameters[n];
+    const float *g = gradients[n];
+    uint16_t *m_kept = first[n], *v_kept = second[n];
+    const uint32_t key = keys[n];
+    const float rate = by->rate, shrink = by->shrink, beta1 = by->beta1, beta2 = by->beta2;
+    const float root = by->root, eps = by->eps, factor = by->factor;
+#pragma omp for simd schedule(static) nowait
+    for (i64 i = 0; i < sizes[n]; i++) {
+      const float gradient = g[i] * factor;
+      float m = float_of_bits((uint32_t)m_kept[i] << 16);
+      float v = float_of_bits((uint32_t)v_kept[i] << 16);
+      m += (1.0f - beta1) * (gradient - m);
+      v = beta2 * v + (1.0f - beta2) * gradient * gradient;
+      p[i] = p[i] * shrink - rate * m / (sqrtf(v) * root + eps);
+      const uint32_t random = mixed((uint32_t)i * 0x9e3779b9u + key);
+      m_kept[i] = stochastic_bf16(m, random & 0xffffu);
+      v_kept[i] = stochastic_bf16(v, random >> 16);
+    }
+  }
+}

@@ -13,6 +13,11 @@ INLINE void moments(const float *row, i64 width, float eps, float *mean, float *
   *inverse = 1.0f / sqrtf(squares / (float)width + eps);
 }
 
+/* An element of a LayerNorm's output: one expression for the forward pass and for once more. */
+INLINE float normalized(float value, float mean, float inverse, float gain, float shift) {
+  return (value - mean) * inverse * gain + shift;
+}
+
 /* Sum of partial[thread][column] over threads, added to out: the order never changes. */
 static void add_partials(const float *partial, int threads, i64 width, float *out) {
   for (int thread = 0; thread < threads; thread++)
@@ -150,9 +155,22 @@ EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *add
       moments(sum, width, eps, &mean[t], &inverse[t]);
       const float m = mean[t], r = inverse[t];
 #pragma omp simd
-      for (i64 d = 0; d < width; d++) out[d] = store((sum[d] - m) * r * gain[d] + shift[d]);
+      for (i64 d = 0; d < width; d++) out[d] = store(normalized(sum[d], m, r, gain[d], shift[d]));
     }
     free(sum);
+  }
+}
+
+/* y of add_norm_forward once more, to the bit, from what it kept. */
+EXPORT void norm_again(i64 rows, i64 width, const real *z, const float *mean, const float *inverse,
+                       const float *gain, const float *shift, real *y) {
+#pragma omp parallel for schedule(static)
+  for (i64 t = 0; t < rows; t++) {
+    const real *in = z + t * width;
+    real *out = y + t * width;
+    const float m = mean[t], r = inverse[t];
+#pragma omp simd
+    for (i64 d = 0; d < width; d++) out[d] = store(normalized(load(in[d]), m, r, gain[d], shift[d]));
   }
 }
 
