@@ -14,7 +14,7 @@ from bertsmith.memory.formula import MemoryPlan, plan_memory
 from bertsmith.memory.fused_walk import FusedWalk
 from bertsmith.memory.ledger import Ledger
 from bertsmith.memory.plain_walk import PlainWalk
-from bertsmith.memory.shapes import GHOST_SHARE, Body, RunShape, parameters_of
+from bertsmith.memory.shapes import Body, RunShape, parameters_of
 from bertsmith.model import encoder as encoder_module
 from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import PRESETS, EncoderConfig
@@ -107,10 +107,11 @@ def test_a_block_keeps_what_its_mode_says(mode: BlockMode, kept: int) -> None:
 
 
 def test_the_planner_knows_how_packs_are_rounded() -> None:
-    assert encoder_module.GHOST_SHARE == GHOST_SHARE
     for tokens in (1, 63, 64, 1000, 1025, 4096, 5001):
         batch = encoder_module.with_ghosts(pack([torch.zeros(tokens, dtype=torch.int64)]))
         assert MLM.computed_rows(tokens) == batch.num_tokens
+        rows_M = encoder_module.with_repeats(torch.arange(tokens))
+        assert MLM.computed_rows(tokens) == len(rows_M)
 
 
 def test_counted_bytes_are_those_of_a_tiny_module_by_hand() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bertsmith.batch import MaskedBatch, pack
 from bertsmith.model import config as config_module
-from bertsmith.model.chunked_loss import chunked_loss, row_slices
+from bertsmith.model.chunked_loss import NO_TARGET, chunked_loss, row_slices
 from bertsmith.model.config import EncoderConfig, logits_rows
 from bertsmith.model.heads import MaskedLM, initialize
 from bertsmith.model.kernels import build
@@ -30,6 +30,7 @@ def leaves() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden_MD = torch.randn(M, D, generator=generator)
     table_VD, bias_V = torch.randn(V, D, generator=generator), torch.randn(V, generator=generator)
     targets_M = torch.randint(V, (M,), generator=generator)
+    targets_M[[4, M - 2, M - 1]] = NO_TARGET
     for leaf in (hidden_MD, table_VD, bias_V):
         leaf.requires_grad_()
     return hidden_MD, table_VD, bias_V, targets_M
@@ -39,7 +40,7 @@ def reference(scale: float) -> tuple[float, list[Tensor]]:
     """torch's own cross-entropy, in float64."""
     *parts, targets_M = leaves()
     wide = [part.detach().double().requires_grad_() for part in parts]
-    nats = F.cross_entropy(F.linear(*wide), targets_M, reduction="sum")
+    nats = F.cross_entropy(F.linear(*wide), targets_M, ignore_index=NO_TARGET, reduction="sum")
     (nats * scale).backward()  # type: ignore[no-untyped-call]
     return float(nats.detach()), [part.grad for part in wide if part.grad is not None]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bertsmith.batch import PackedBatch, pack, unpack
 from bertsmith.model import encoder as module
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, with_ghosts
+from bertsmith.model.encoder import Encoder, with_ghosts, with_repeats
 from bertsmith.model.heads import initialize
 from bertsmith.model.kernels import build
 
@@ -68,6 +68,33 @@ def test_packs_of_up_to_4096_tokens_have_few_sizes() -> None:
     sizes = {with_ghosts(batch_of([1] * n)).num_tokens for n in range(1, 4097, 5)}
     assert len(sizes) <= 64 + 64 + 64 + 1  # 16s up to 1,024, 16s up to 2,048, 32s up to 4,096
     assert with_ghosts(batch_of([1] * 4085)).num_tokens == 4096
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 15, 16, 600, 615])
+def test_rows_wanted_are_rounded_up_by_repeats_of_the_last(wanted: int) -> None:
+    rows_M = 3 + 2 * torch.arange(wanted)
+    longer = with_repeats(rows_M)
+    assert torch.equal(longer[:wanted], rows_M)
+    assert len(longer) == 16 * -(-wanted // 16)
+    assert bool((longer[wanted:] == 3 + 2 * (wanted - 1)).all())
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+def test_repeats_change_no_hidden_state_and_no_gradient(
+    kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(build, "load", lambda storage: None)
+    encoder, batch = new_encoder(), batch_of([16, 9, 9, 3, 1])
+    rows_M = torch.tensor([2, 17, 20, 37])  # the last is a whole sequence: 13 queries, one key
+    weight_MD = torch.randn(4, 24, generator=torch.Generator().manual_seed(5))
+    hidden, grads = outcome(encoder, batch, rows_M, weight_MD, 11)
+    monkeypatch.setattr(module, "with_repeats", lambda rows: rows)
+    plain, plain_grads = outcome(encoder, batch, rows_M, weight_MD, 11)
+    assert hidden.shape == plain.shape
+    torch.testing.assert_close(hidden, plain, rtol=1e-5, atol=1e-6)
+    for name, expected in plain_grads.items():
+        torch.testing.assert_close(grads[name], expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])

@@ -5,7 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +100,7 @@ def _own_limits(taken_bytes: Mapping[str, int]) -> list[Limit]:
 
 
 @contextmanager
-def fenced(room: Limit) -> Iterator[None]:
+def fenced(room: Limit) -> Iterator[Callable[[], None]]:
     """Within the block too much memory is refused before a cgroup would kill the process for it.
 
     What is refused is an error that training meets with smaller passes. A process that has a limit
@@ -108,16 +108,26 @@ def fenced(room: Limit) -> Iterator[None]:
 
     Args:
         room: What this process may take besides what it has.
+
+    Yields:
+        A function that moves the fence to where the cgroup's limit is now: addresses whose memory
+        was given back count for the fence, and not for the cgroup.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     data = _kilobytes(Path("/proc/self/status")).get("VmData")
     most = None if data is None else data + room.num_bytes
     if most is None or not room.is_of_cgroup or most >= (soft if soft >= 0 else _NO_LIMIT):
-        yield
+        yield lambda: None
         return
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+    def move() -> None:
+        data = _kilobytes(Path("/proc/self/status")).get("VmData", 0)
+        now = _smallest([*_available(Path("/")), *_cgroup_limits(Path("/"))])
+        resource.setrlimit(resource.RLIMIT_DATA, (data + now.num_bytes, hard))
+
     try:
-        yield
+        yield move
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

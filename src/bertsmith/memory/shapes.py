@@ -5,16 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from bertsmith.model.checkpointing import BlockMode
-from bertsmith.model.config import EncoderConfig, HeadNorm
+from bertsmith.model.config import EncoderConfig, HeadNorm, num_ghost_rows
 
 Task = Literal["masked_lm", "classifier"]
 NumberFormat = Literal["fp32", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 Body = Literal["kernels", "plain"]
 Sharing = Literal["none", "dp", "ddp", "fsdp"]
-
-GHOST_SHARE = 64
-"""As `model.encoder.GHOST_SHARE`, which a test compares: packs on a CPU are rounded up by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +100,13 @@ class RunShape:
         found = math.ceil(self.read_share * tokens)
         return max(found if self.most_read is None else min(found, self.most_read), 1)
 
+    def rows_of_pass(self, tokens: int) -> tuple[int, int]:
+        """Rows that are computed for so many tokens, and of these for the tokens that are read."""
+        return self.computed_rows(tokens), self.computed_rows(self.num_read(tokens))
+
     def computed_rows(self, tokens: int) -> int:
-        """Rows that are computed for so many tokens: `model.encoder.with_ghosts` adds some."""
-        if self.device != "cpu":
-            return tokens
-        size = max(16, 1 << (max(tokens // GHOST_SHARE, 1).bit_length() - 1))
-        return -(-tokens // size) * size
+        """Rows that are computed for so many: a CPU adds some."""
+        return tokens + (num_ghost_rows(tokens) if self.device == "cpu" else 0)
 
     @property
     def modes(self) -> tuple[BlockMode, ...]:

@@ -41,7 +41,7 @@ class Walk(ABC):
     def train(self) -> None:
         """A forward and a backward pass over the largest pack."""
         tokens = self.shape.tokens_per_pack
-        T, M = self.shape.computed_rows(tokens), self.shape.num_read(tokens)
+        T, M = self.shape.rows_of_pass(tokens)
         modes = self.shape.modes
         last = len(modes) - 1
         with self.ledger.within("pack", "activations", self.pack_bytes(tokens, T, M)):
@@ -57,7 +57,7 @@ class Walk(ABC):
     def evaluate(self) -> None:
         """A forward pass without gradients."""
         tokens = self.shape.evaluation_tokens or self.shape.tokens_per_pack
-        T, M = self.shape.computed_rows(tokens), self.shape.num_read(tokens)
+        T, M = self.shape.rows_of_pass(tokens)
         num_blocks = len(self.shape.modes)
         with self.ledger.within("pack", "activations", self.pack_bytes(tokens, T, M)):
             for i in range(num_blocks):

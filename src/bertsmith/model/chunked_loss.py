@@ -23,6 +23,9 @@ from bertsmith.model.kernels import calls
 
 _Grads = tuple[Tensor | None, ...]
 
+NO_TARGET = -1
+"""In place of a column: the row has no loss and no gradient. loss.c takes any below 0 so."""
+
 
 def chunked_loss(hidden_MD: Tensor, table_VD: Tensor, bias_V: Tensor, targets_M: Tensor) -> Tensor:
     """Summed cross-entropy of hidden @ table' + bias, a scalar, in nats.
@@ -33,7 +36,7 @@ def chunked_loss(hidden_MD: Tensor, table_VD: Tensor, bias_V: Tensor, targets_M:
         hidden_MD: Hidden states, any number of rows.
         table_VD: The decoder's weight.
         bias_V: Its bias.
-        targets_M: The right columns, int64.
+        targets_M: The right columns, int64, or NO_TARGET.
     """
     decoder = _Decoder(
         targets_M=targets_M,
@@ -158,11 +161,14 @@ def _cross_entropy(
     wide_RV = logits_RV.float()
     wide_RV += bias_V
     wide_RV -= wide_RV.amax(1, keepdim=True)
-    at_target_R1 = wide_RV.gather(1, targets_R[:, None])
+    columns_R1 = targets_R.clamp(min=0)[:, None]
+    at_target_R1 = wide_RV.gather(1, columns_R1)
     total_R1 = wide_RV.exp_().sum(1, keepdim=True)
-    losses_R = (total_R1.log() - at_target_R1)[:, 0]
+    is_none_R = targets_R == NO_TARGET
+    losses_R = (total_R1.log() - at_target_R1)[:, 0].masked_fill_(is_none_R, 0.0)
     wide_RV /= total_R1
-    wide_RV.scatter_add_(1, targets_R[:, None], torch.full_like(at_target_R1, -1.0))
+    wide_RV.scatter_add_(1, columns_R1, torch.full_like(at_target_R1, -1.0))
+    wide_RV.masked_fill_(is_none_R[:, None], 0.0)
     if scale is not None:
         wide_RV *= scale
     return losses_R, logits_RV.copy_(wide_RV), wide_RV.sum(0)

@@ -18,6 +18,16 @@ def logits_rows(vocab_size: int) -> int:
     return max(LOGITS_BYTES // (4 * vocab_size), 1)
 
 
+GHOST_SHARE = 64
+"""Rows that are computed for nobody are at most one in so many, or 15."""
+
+
+def num_ghost_rows(rows: int) -> int:
+    """Rows that a CPU adds to so many, so that products of few sizes are ever compiled."""
+    size = max(16, 1 << (max(rows // GHOST_SHARE, 1).bit_length() - 1))
+    return -rows % size
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
     """A BERT encoder as published (Devlin et al. 2019), in Hugging Face's words."""

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import PackedBatch
 from bertsmith.model.attention import attention
 from bertsmith.model.checkpointing import BlockMode
-from bertsmith.model.config import Activation, EncoderConfig
+from bertsmith.model.config import Activation, EncoderConfig, num_ghost_rows
 from bertsmith.model.dropout import Dropout, apply_dropout, dropout_at
 from bertsmith.model.fused import EmbedPlan, compute_dtype, embed, fused_library, groups_of, ids_of
 from bertsmith.model.fused_block import BlockParameters, BlockPlan, LastNorm, run_block
@@ -63,15 +63,20 @@ class Encoder(nn.Module):
             rows_M: Tokens whose hidden states are wanted, int64, ascending, none twice. All
                 tokens are attended to, but the last block's other work is done for these alone.
         """
-        return self.with_table(batch, dropout_seed=dropout_seed, rows_M=rows_M)[0]
+        wanted = batch.num_tokens if rows_M is None else len(rows_M)
+        return self.with_table(batch, dropout_seed=dropout_seed, rows_M=rows_M)[0][:wanted]
 
     def with_table(
         self, batch: PackedBatch, *, dropout_seed: int | None, rows_M: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states, and the token table as a decoder tied to it must use it in this pass."""
-        num_tokens = batch.num_tokens
+        """Hidden states, and the token table as a decoder tied to it must use it in this pass.
+
+        On a CPU some rows that nobody asked for follow the others (`with_ghosts`,
+        `with_repeats`): a head with large products takes them along up to its loss.
+        """
         if self.embeddings.token.weight.device.type == "cpu":
             batch = with_ghosts(batch)
+            rows_M = None if rows_M is None else with_repeats(rows_M)
         hidden_TD, table_VD = self.embeddings(batch, dropout_seed=dropout_seed)
         last = len(self.blocks) - 1
         before: LastNorm | None = None
@@ -83,11 +88,7 @@ class Encoder(nn.Module):
                 rows_M=rows_M if i == last else None,
                 before=before,
             )
-        return hidden_TD[:num_tokens] if rows_M is None else hidden_TD, table_VD
-
-
-GHOST_SHARE = 64
-"""Ghosts are at most one in so many rows, or 15."""
+        return hidden_TD, table_VD
 
 
 def with_ghosts(batch: PackedBatch) -> PackedBatch:
@@ -97,8 +98,7 @@ def with_ghosts(batch: PackedBatch) -> PackedBatch:
     some megabytes that stay. The ghost sequence is attended to by itself alone, no loss reaches it
     and its gradient is zero, so all results are what they were.
     """
-    size = max(16, 1 << (max(batch.num_tokens // GHOST_SHARE, 1).bit_length() - 1))
-    num_ghosts = -batch.num_tokens % size
+    num_ghosts = num_ghost_rows(batch.num_tokens)
     if num_ghosts == 0:
         return batch
     return replace(
@@ -109,6 +109,11 @@ def with_ghosts(batch: PackedBatch) -> PackedBatch:
         starts_N1=F.pad(batch.starts_N1, (0, 1), value=batch.num_tokens + num_ghosts),
         longest=max(batch.longest, num_ghosts),
     )
+
+
+def with_repeats(rows_M: Tensor) -> Tensor:
+    """The rows wanted, the last of them some times over: of these, too, there are few numbers."""
+    return torch.cat([rows_M, rows_M[-1:].expand(num_ghost_rows(len(rows_M)))])
 
 
 class Embeddings(nn.Module):

@@ -177,13 +177,16 @@ class _MaskedLoss(torch.autograd.Function):
 def groups_of(batch: PackedBatch, *, heads: int, rows_M: Tensor | None) -> calls.AttentionGroups:
     """Which queries and keys belong together, for queries of all tokens or of some."""
     starts_N1 = query_starts_N1 = batch.starts_N1.contiguous()
+    longest = batch.longest
     if rows_M is not None:
         query_starts_N1 = torch.searchsorted(rows_M, starts_N1.to(rows_M.dtype)).to(torch.int32)
+        # A row may be wanted several times over (`encoder.with_repeats`).
+        longest = max(longest, int(query_starts_N1.diff().max()))
     return calls.AttentionGroups(
         starts_N1=starts_N1,
         query_starts_N1=query_starts_N1,
         rows_M=None if rows_M is None else rows_M.contiguous(),
-        longest=batch.longest,
+        longest=longest,
         heads=heads,
     )
 

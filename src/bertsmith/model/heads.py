@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
-from bertsmith.model.chunked_loss import chunked_loss, row_slices
+from bertsmith.model.chunked_loss import NO_TARGET, chunked_loss, row_slices
 from bertsmith.model.config import EncoderConfig, HeadNorm, logits_rows
 from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder, activate
@@ -43,11 +43,15 @@ class MaskedLM(nn.Module):
     ) -> Tensor:
         """Scores over the vocabulary at the given positions, ascending."""
         hidden_MD, table_VD = self._decoder_input(batch, positions_M, dropout_seed=dropout_seed)
-        return F.linear(hidden_MD, table_VD, self.bias)
+        return F.linear(hidden_MD[: len(positions_M)], table_VD, self.bias)
 
     def _decoder_input(
         self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
     ) -> tuple[Tensor, Tensor]:
+        """What meets the token table, and that table.
+
+        As of `Encoder.with_table`, there may be some rows more than positions.
+        """
         hidden_MD, table_VD = self.encoder.with_table(
             batch, dropout_seed=dropout_seed, rows_M=positions_M
         )
@@ -59,12 +63,16 @@ class MaskedLM(nn.Module):
         hidden_MD, table_VD = self._decoder_input(
             batch.inputs, batch.positions_M, dropout_seed=dropout_seed
         )
-        is_wide = batch.num_targets > logits_rows(table_VD.shape[0])
+        num_more = len(hidden_MD) - batch.num_targets
+        targets_M = F.pad(batch.targets_M, (0, num_more), value=NO_TARGET)
+        is_wide = len(targets_M) > logits_rows(table_VD.shape[0])
         loss = chunked_loss if is_wide else masked_loss
-        nats = loss(hidden_MD, table_VD, self.bias, batch.targets_M)
+        nats = loss(hidden_MD, table_VD, self.bias, targets_M)
         if nats is None:
             logits_MV = F.linear(hidden_MD, table_VD, self.bias)
-            nats = F.cross_entropy(logits_MV.float(), batch.targets_M, reduction="sum")
+            nats = F.cross_entropy(
+                logits_MV.float(), targets_M, ignore_index=NO_TARGET, reduction="sum"
+            )
         return LossSum(nats=nats, num_targets=batch.num_targets)
 
     @torch.no_grad()

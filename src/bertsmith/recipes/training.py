@@ -111,6 +111,7 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
         self._uses: list[DeviceUse] = []
         self._log: TrainingLog | None = None
         self._checkpoints: RunCheckpoints[ModelT] | None = None
+        self._move_fence: Callable[[], None] = lambda: None
 
     @abstractmethod
     def say_banner(self) -> None:
@@ -185,7 +186,7 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
         self._say_plan()
         self._stand("running")
         try:
-            with self._within_cgroup():
+            with self._within_cgroup() as self._move_fence:
                 return self._train(steps, settings, self._trial(settings, largest))
         except BadStepError as error:
             text = self._explain(error)
@@ -315,6 +316,7 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
 
     def on_out_of_memory(self, step: int, max_tokens: int) -> None:
         """Say that passes get smaller."""
+        self._move_fence()
         self._speaker.say(
             f"step {step:,}: out of memory; done over with at most {max_tokens:,} tokens in one "
             "pass, which changes nothing but rounding"
@@ -322,6 +324,7 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
 
     def on_trial_out_of_memory(self, max_tokens: int) -> None:
         """Say that passes are smaller than planned."""
+        self._move_fence()
         self._speaker.say(
             "out of memory in the trial of the largest pass, before the first step; passes have at "
             f"most {max_tokens:,} tokens, which changes nothing but rounding"
@@ -379,9 +382,11 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
             + (" (of tensors)" if self._compute.device.type == "cuda" else " (of the process)")
         )
 
-    def _within_cgroup(self) -> AbstractContextManager[None]:
+    def _within_cgroup(self) -> AbstractContextManager[Callable[[], None]]:
         planned, is_on_cpu = self._rig.planned, self._compute.device.type == "cpu"
-        return fenced(planned.room) if planned is not None and is_on_cpu else nullcontext()
+        return (
+            fenced(planned.room) if planned is not None and is_on_cpu else nullcontext(lambda: None)
+        )
 
     def _trial(self, settings: LoopConfig, largest: Callable[[int], BatchT]) -> Trial[BatchT]:
         planned = self._rig.planned

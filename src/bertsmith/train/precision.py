@@ -13,6 +13,7 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.memory.here import cpu_computes_bf16
 from bertsmith.train.config import Precision
+from bertsmith.train.memory_reuse import bound_compiled_products
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -67,6 +68,7 @@ def choose_compute(precision: Precision, device: DeviceName, *, local_rank: int 
             "hundreds of times slower; use fp32"
         )
     if chosen.type == "cpu":
+        bound_compiled_products()
         _use_onednn_for_fp32()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return Compute(device=chosen, dtype=dtype)

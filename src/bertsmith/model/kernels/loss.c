@@ -2,7 +2,8 @@
 #include "common.h"
 
 /* losses[m] = -log softmax(logits[m] + bias)[target[m]]; logits become the gradient of their
- * loss, softmax minus one at the target, whose column sums are added to d_bias. */
+ * loss, softmax minus one at the target, whose column sums are added to d_bias. A row whose target
+ * is below 0 has a loss and a gradient of 0. */
 EXPORT void cross_entropy(i64 rows, i64 vocabulary, real *logits, const float *bias,
                           const i64 *targets, float *losses, float *d_bias) {
   const int most = omp_get_max_threads();
@@ -15,6 +16,11 @@ EXPORT void cross_entropy(i64 rows, i64 vocabulary, real *logits, const float *b
     for (i64 m = 0; m < rows; m++) {
       real *row = logits + m * vocabulary;
       const i64 target = targets[m];
+      if (target < 0) {
+        losses[m] = 0.0f;
+        for (i64 v = 0; v < vocabulary; v++) row[v] = store(0.0f);
+        continue;
+      }
       float highest = -INFINITY, total = 0.0f;
 #pragma omp simd reduction(max : highest)
       for (i64 v = 0; v < vocabulary; v++) {
