@@ -64,8 +64,9 @@ class DocumentCheck:
         self._digests.add(code, (text,), None)
         self._lengths.add(code, (HALF_CHARACTER.sub("\ufffd", text),))
         if len(self._lines_L) < MOST_LINES:
-            lines = {line.strip() for line in text.split("\n")}
-            self._lines_L.extend(digest_of(line) for line in lines if line)
+            lines = {line.strip() for line in text.split("\n")} - {""}
+            if len(lines) > 1:  # a document of one line is repeated as a whole, and told as that
+                self._lines_L.extend(map(digest_of, lines))
 
     def part(self, name: str) -> Part:
         """What was found, all told."""

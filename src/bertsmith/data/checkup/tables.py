@@ -181,6 +181,8 @@ class TableCheck:
             found.append(unreadable(self.path, self._damage))
         if not self._usable:
             found.append(unreadable(self.path, "the table has no rows to use"))
+        elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
+            found.append(_no_label(self.path, self._columns))
         found += self._broken.findings(
             "unreadable_rows",
             "error",
@@ -316,6 +318,19 @@ def _opened(
             single[part] += count
             first[part] = min(first.get(part, first_lines[name]), first_lines[name])
     return single, first
+
+
+def _no_label(path: Path, columns: Columns) -> Finding:
+    named = ", ".join(shortened(name) for name in columns.names[:10])
+    return Finding(
+        check="no_label_column",
+        severity="error",
+        what=f"table has no column with a usual name of a label; the columns are {named}",
+        count=1,
+        total=1,
+        places=(f"{path}:1",),
+        advice="Name it with --label_column.",
+    )
 
 
 def _is_header(values: Sequence[object], columns: Columns) -> bool:
