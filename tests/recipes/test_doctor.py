@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.cli import run
+from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.recipes.task_data import read_task_tables
 
 Doctor = Callable[..., dict[str, Any]]
 
@@ -19,7 +21,7 @@ CLEAN = [(f"the film number {i} was a joy to see", "good") for i in range(12)] +
 ]
 
 
-def csv_of(rows: list[tuple[str, ...]], header: str = "text,label") -> bytes:
+def csv_of(rows: Sequence[tuple[str, ...]], header: str = "text,label") -> bytes:
     return "\n".join([header, *(",".join(row) for row in rows), ""]).encode()
 
 
@@ -41,7 +43,7 @@ def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
             words += ["--eval", str(eval_path)]
         capsys.readouterr()
         code = run(["doctor", *words])
-        told = json.loads(capsys.readouterr().out)
+        told: dict[str, Any] = json.loads(capsys.readouterr().out)
         is_fit = all(f["severity"] != "error" for f in told["findings"])
         assert code == (0 if is_fit else 1)
         assert told["is_fit"] == is_fit
@@ -250,13 +252,12 @@ def test_columns_that_are_no_texts(doctor: Doctor) -> None:
     rows = [(str(i), text, label) for i, (text, label) in enumerate(CLEAN)]
     told = doctor(csv_of(rows, "id,text,label"), "--text_column", "id")
     assert checks(told)["text_is_a_number"] == "error"
-    rows = [(label, text, label) for text, label in CLEAN]
-    told = doctor(csv_of(rows, "name,text,label"), "--text_column", "name")
+    twice = [(label, text, label) for text, label in CLEAN]
+    told = doctor(csv_of(twice, "name,text,label"), "--text_column", "name")
     assert checks(told)["text_is_the_label"] == "error"
-    rows = [
-        (f"__label__{'good' if i % 2 else 'poor'} {i}", ["poor", "good"][i % 2]) for i in range(20)
-    ]
-    assert checks(doctor(csv_of(rows)))["label_in_text"] == "warning"
+    names = ["poor", "good"] * 10
+    said = [(f"__label__{name} {i}", name) for i, name in enumerate(names)]
+    assert checks(doctor(csv_of(said)))["label_in_text"] == "warning"
 
 
 def test_one_hot_columns_are_told_from_several_labels(doctor: Doctor) -> None:
@@ -383,6 +384,7 @@ def test_a_clean_corpus_is_fit_and_a_messy_one_is_told(doctor: Doctor) -> None:
         "repeated_documents": "note",
         "control_characters": "note",
     }
+    assert checks(doctor("", name="a.txt")) == {"nothing_to_use": "error"}
     told = doctor("x" * 1_000_000, name="a.txt")
     assert checks(told) == {"very_long_documents": "note"}
 
@@ -452,3 +454,15 @@ def test_a_mistake_in_the_call_is_one_line_and_code_2(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert complaint in captured.err
+
+
+def test_finetune_says_its_short_form_before_training(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(csv_of([*CLEAN, ("a film", "godo")]))
+    (tmp_path / "b.csv").write_bytes(csv_of([("The film: number 0 was a joy to see", "good")]))
+    config = FinetuneConfig(
+        model="m", data=str(tmp_path / "a.csv"), eval=str(tmp_path / "b.csv"), output="o"
+    )
+    warnings = [line for line in read_task_tables(config).describe() if "warning" in line]
+    assert len(warnings) == 2
+    assert "stand among those to learn from but for case" in warnings[0]
+    assert "'godo' (1 rows) of 'good' (12)" in warnings[1]

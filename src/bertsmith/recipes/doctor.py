@@ -11,10 +11,10 @@ from bertsmith.data.checkup.documents import DocumentCheck
 from bertsmith.data.checkup.encoding import check_bytes
 from bertsmith.data.checkup.findings import Finding, Source
 from bertsmith.data.checkup.lengths import Ruler, TokenRuler, WordRuler
-from bertsmith.data.checkup.part import Part
+from bertsmith.data.checkup.part import Part, nothing_of
 from bertsmith.data.checkup.sentences import SentenceCheck, tag_findings
 from bertsmith.data.checkup.tables import TableCheck, label_findings, unreadable
-from bertsmith.data.checkup.tagged import read_conll, read_tagged_rows, tagged_columns
+from bertsmith.data.checkup.tagged import looks_tagged, read_conll, read_tagged_rows, tagged_columns
 from bertsmith.data.checkup.whole import Checkup, joined
 from bertsmith.data.columns import LABELS, UsualColumns, find_columns
 from bertsmith.data.compressed import ending_of, open_bytes
@@ -62,14 +62,14 @@ def doctor(config: DoctorConfig) -> Checkup:
     parts: list[Part] = []
     for path in paths:
         if kind == "text":
-            files = find_files([str(path)])
+            files = _files(path)
         else:
             files = [path]
             open_bytes(path).close()
-        for file in files:
-            findings += check_bytes(file)
-        if any(finding.check == "utf16" for finding in findings):
-            part = DocumentCheck(Source(paths=tuple(files)), ruler=ruler).part(str(path))
+        of_bytes = [finding for file in files for finding in check_bytes(file)]
+        findings += of_bytes
+        if any(finding.check == "utf16" for finding in of_bytes):
+            part = nothing_of(path, [])
         elif kind == "text":
             part = _texts(str(path), files, config, ruler)
         elif kind == "tagged":
@@ -80,6 +80,13 @@ def doctor(config: DoctorConfig) -> Checkup:
     judge = tag_findings if kind == "tagged" else label_findings
     findings += judge(parts[0])
     return joined(kind, parts[0], parts[1] if len(parts) > 1 else None, findings=findings)
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return find_files([str(path)])
+    except UserError as error:  # find_files speaks of prepare's option
+        raise UserError(str(error).removeprefix("--input ")) from None
 
 
 def _ruler(tokenizer: str | None) -> Ruler:
@@ -107,10 +114,10 @@ def _kind(config: DoctorConfig) -> str:
     is_many = path.is_dir() or (not path.exists() and bool(glob.glob(config.data)))
     if config.kind != "auto":
         return config.kind
+    if ending in CONLL_ENDINGS or (ending in TEXT_ENDINGS and path.exists() and looks_tagged(path)):
+        return "tagged"
     if is_many or ending in TEXT_ENDINGS:
         return "text"
-    if ending in CONLL_ENDINGS:
-        return "tagged"
     if ending in (".csv", ".tsv") or config.table.label_column is not None:
         return "table"
     return _kind_by_columns(path)
@@ -147,9 +154,7 @@ def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None
     except UserError as error:
         if ending_of(path) not in TABLE_ENDINGS:
             raise
-        part = DocumentCheck(Source(paths=(path,)), ruler=ruler).part(str(path))
-        part.findings.append(unreadable(path, str(error)))
-        return part
+        return nothing_of(path, [unreadable(path, str(error))])
     known = None
     if usual is not None and {"text", "label"} <= set(usual.columns):
         roles = usual.columns

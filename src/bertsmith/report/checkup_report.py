@@ -47,10 +47,8 @@ def facts_of(checkup: Checkup) -> list[str]:
 def line_of(finding: Finding) -> str:
     """A finding as a line of text."""
     first = f"; first at {', '.join(_short_places(finding))}" if finding.places else ""
-    return (
-        f"{finding.severity}: {finding.check}: {_count(finding)} {finding.what}{first}. "
-        f"{finding.advice}"
-    )
+    what = f"{_count(finding)} {finding.what}".strip()
+    return f"{finding.severity}: {finding.check}: {what}{first}. {finding.advice}"
 
 
 def verdict_of(checkup: Checkup) -> str:
@@ -87,8 +85,9 @@ def _short_places(finding: Finding) -> list[str]:
 
 
 def _count(finding: Finding) -> str:
+    """Such as "3 of 40 (7.50%)"; nothing where there is one thing only, as a file."""
     if finding.total <= 1:
-        return f"{finding.count:,}"
+        return ""
     return f"{finding.count:,} of {finding.total:,} ({finding.share:.2%})"
 
 

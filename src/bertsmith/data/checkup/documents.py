@@ -15,6 +15,7 @@ from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.repeats import DigestWriter, repeated_rows
+from bertsmith.data.checkup.tables import nothing_to_use
 from bertsmith.data.corpus import Document
 
 LONG_CHARACTERS = 1_000_000
@@ -73,6 +74,7 @@ class DocumentCheck:
         total = self._documents
         digests = self._digests.finish()
         findings = [
+            *([] if self._usable else [nothing_to_use(name, "document")]),
             *self._bad.findings(
                 "undecodable_documents",
                 "error",

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from bertsmith.data.checkup.findings import Finding
+from bertsmith.data.checkup.findings import Finding, Source
 from bertsmith.data.checkup.label_names import LabelKind
 from bertsmith.data.checkup.lengths import Lengths
-from bertsmith.data.checkup.repeats import RowDigests
+from bertsmith.data.checkup.repeats import DigestWriter, RowDigests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +52,19 @@ class Part:
             "labels": dict(self.labels.most_common()) if self.label_kind != "scores" else None,
             "lengths": None if self.lengths is None else self.lengths.as_json(),
         }
+
+
+def nothing_of(path: Path, findings: list[Finding]) -> Part:
+    """A file of which nothing could be read, and why."""
+    return Part(
+        name=str(path),
+        unit="rows",
+        count=0,
+        digests=DigestWriter(Source(paths=(path,))).finish(),
+        labels=Counter(),
+        first_lines={},
+        label_kind=None,
+        lengths=None,
+        columns={},
+        findings=findings,
+    )

@@ -9,10 +9,17 @@ from bertsmith.data.checkup import label_names
 from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
 from bertsmith.data.checkup.findings import Finding, Severity, Source, Tally
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
+from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
-from bertsmith.data.checkup.tables import unreadable
-from bertsmith.data.checkup.tag_schemes import Scheme, SchemeFinder, broken_places, split_tag
+from bertsmith.data.checkup.tables import nothing_to_use, unreadable
+from bertsmith.data.checkup.tag_schemes import (
+    SCHEMES_WITH_RULES,
+    Scheme,
+    SchemeFinder,
+    broken_places,
+    split_tag,
+)
 from bertsmith.data.checkup.tagged import TaggedSentence
 from bertsmith.errors import UserError
 
@@ -23,7 +30,7 @@ BROKEN_ERROR_SHARE = 0.01
 class SentenceCheck:
     """Everything that is found in one pass over tagged sentences.
 
-    Sequences of tags are kept once each, as the scheme is known only at the end.
+    The scheme is known only at the end, so the rules of all are looked at on the way.
     """
 
     def __init__(self, path: Path, *, ruler: Ruler) -> None:
@@ -32,7 +39,7 @@ class SentenceCheck:
         self._characters, self._schemes = CharacterCheck(), SchemeFinder()
         self._digests, self._lengths = DigestWriter(source), LengthCheck(ruler, source)
         self._faults, self._uneven, self._empty, self._blank = (Tally() for _ in range(4))
-        self._sequences: dict[tuple[str, ...], tuple[int, tuple[int, ...]]] = {}
+        self._broken: dict[Scheme, Tally] = {scheme: Tally() for scheme in SCHEMES_WITH_RULES}
         self._tags: Counter[str] = Counter()
         self._first_lines: dict[str, int] = {}
         self._sentences = self._usable = self._spans = 0
@@ -62,14 +69,16 @@ class SentenceCheck:
             self._blank.add(place)
         text = " ".join(tokens)
         self._characters.look(text, lambda: place)
-        self._digests.add(sentence.line, (text,), " ".join(tags))
+        self._digests.add(sentence.line, (text,), f"{digest_of(*tags):x}")
         self._lengths.add(sentence.line, (HALF_CHARACTER.sub("\ufffd", text),))
         self._schemes.add(tags)
         for line, tag in zip(sentence.lines, tags, strict=True):
             self._tags[tag] += 1
             self._first_lines.setdefault(tag, line)
-        count, lines = self._sequences.get(tags, (0, sentence.lines))
-        self._sequences[tags] = (count + 1, lines)
+            self._spans += split_tag(tag)[0] in ("B", "S")
+        for scheme, broken in self._broken.items():
+            for index, why in broken_places(tags, scheme):
+                broken.add(self.source.at(sentence.lines[min(index, len(tags) - 1)]), why)
 
     def part(self) -> Part:
         """What was found, all told."""
@@ -101,7 +110,7 @@ class SentenceCheck:
         if self._damage is not None:
             found.append(unreadable(self.path, self._damage))
         elif not self._usable:
-            found.append(unreadable(self.path, "it holds no sentence to use"))
+            found.append(nothing_to_use(self.path, "sentence"))
         found += self._uneven.findings(
             "tokens_without_tags",
             "error",
@@ -134,14 +143,8 @@ class SentenceCheck:
 
     def _broken_sequences(self, scheme: Scheme) -> list[Finding]:
         """Tags that follow no tag they may follow."""
-        broken = Tally()
-        spans = 0
-        for tags, (count, lines) in self._sequences.items():
-            spans += count * sum(split_tag(tag)[0] in ("B", "S") for tag in tags)
-            for index, why in broken_places(tags, scheme):
-                broken.add(self.source.at(lines[min(index, len(lines) - 1)]), why)
-                broken.count += count - 1
-        total = max(spans, broken.count)
+        broken = self._broken.get(scheme, Tally())
+        total = max(self._spans, broken.count)
         share = broken.count / max(total, 1)
         severity: Severity = "error" if share >= BROKEN_ERROR_SHARE else "warning"
         return broken.findings(

@@ -12,12 +12,15 @@ from bertsmith.data.checkup.columns import ColumnCheck, TextColumnCheck
 from bertsmith.data.checkup.findings import Finding, Source, Tally, shortened
 from bertsmith.data.checkup.label_names import LabelKind, label_kind, parts_of
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
+from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
 from bertsmith.data.tables import label_name
 from bertsmith.errors import UserError
+
+LONGEST_LABEL_CHARACTERS = 200
 
 HUGE_CHARACTERS = 1_000_000
 """A longer cell is no text of a person's: a quote that was never closed, or a file in a cell."""
@@ -130,7 +133,9 @@ class TableCheck:
             self._odd_labels.add(place, "half a surrogate pair")
             return None
         name = label_name(value)
-        if name != str(value).strip():
+        if len(name) > LONGEST_LABEL_CHARACTERS:  # free text: told apart, and not kept
+            name = f"{name[:LONGEST_LABEL_CHARACTERS]}...{digest_of(name):x}"
+        elif name != str(value).strip():
             self._float_labels.add(place, f"{str(value).strip()} is read as {name}")
         return name
 
@@ -180,7 +185,7 @@ class TableCheck:
         if self._damage is not None:
             found.append(unreadable(self.path, self._damage))
         if not self._usable:
-            found.append(unreadable(self.path, "the table has no rows to use"))
+            found.append(nothing_to_use(self.path, "row"))
         elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
             found.append(_no_label(self.path, self._columns))
         found += self._broken.findings(
@@ -285,6 +290,19 @@ def unreadable(path: Path, reason: str) -> Finding:
         total=1,
         places=(str(path),),
         advice="Repair it: nothing behind that place was looked at.",
+    )
+
+
+def nothing_to_use(path: Path | str, unit: str) -> Finding:
+    """A file without one row, sentence or document that can be used."""
+    return Finding(
+        check="nothing_to_use",
+        severity="error",
+        what=f"no {unit} of the data can be used",
+        count=1,
+        total=1,
+        places=(str(path),),
+        advice="Is it the right file, and are its columns and its ending what they should be?",
     )
 
 

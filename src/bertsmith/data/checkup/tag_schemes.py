@@ -10,6 +10,9 @@ from typing import Literal
 
 Scheme = Literal["plain", "io", "iob1", "iob2", "bioes"]
 
+SCHEMES_WITH_RULES: tuple[Scheme, ...] = ("iob1", "iob2", "bioes")
+"""Those that a sequence can break."""
+
 _SAME = {"M": "I", "L": "E", "U": "S"}
 """BMES and BILOU write the same as BIOES in other letters."""
 
@@ -59,7 +62,7 @@ class SchemeFinder:
 
 def broken_places(tags: Sequence[str], scheme: Scheme) -> list[tuple[int, str]]:
     """(index, what is wrong) where a sequence breaks the scheme's rules."""
-    if scheme in ("plain", "io"):
+    if scheme not in SCHEMES_WITH_RULES:
         return []
     found: list[tuple[int, str]] = []
     before, kind_before = "O", ""

@@ -4,11 +4,17 @@ CoNLL: a token a line with its tag last, separated by a tab or else by blanks; a
 sentence; lines that begin with -DOCSTART- are no tokens.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertsmith.data.compressed import open_bytes
 from bertsmith.data.table_files import Records, TextLines
+from bertsmith.errors import UserError
+
+TAGGED_LINE = re.compile(r"\S\s+(O|[BIESMLU]-\S+)\s*$")
+LOOKED_AT_BYTES = 1 << 14
 
 TOKENS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "pos_tags", "labels", "upos")
@@ -37,6 +43,19 @@ def tagged_columns(names: tuple[str, ...]) -> tuple[int, int] | None:
     tokens = next((by_name[n] for n in TOKENS if n in by_name), None)
     tags = next((by_name[n] for n in TAGS if n in by_name), None)
     return None if tokens is None or tags is None else (tokens, tags)
+
+
+def looks_tagged(path: Path) -> bool:
+    """Whether a text file's first lines all end in a tag of a span, so that it is CoNLL."""
+    with open_bytes(path) as stream:
+        try:
+            head = stream.read(LOOKED_AT_BYTES).decode("utf-8", "replace")
+        except (OSError, UserError):
+            return False
+    lines = [line for line in head.splitlines()[:-1] if line.strip()]
+    return len(lines) > 1 and all(
+        TAGGED_LINE.search(line) or line.startswith("-DOCSTART-") for line in lines
+    )
 
 
 def read_conll(path: Path) -> Iterator[TaggedSentence]:
