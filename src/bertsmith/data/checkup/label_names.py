@@ -188,7 +188,7 @@ def balance(counts: Mapping[str, int], place: Place, *, total: int) -> list[Find
             total=total,
             advice="Judge by macro-F1 or MCC, not by accuracy (--monitor macro_f1).",
         )
-    rare = [n for n in counts if counts[n] * UNEVEN_RATIO <= counts[largest]]
+    rare = [n for n in counts if FEW_EXAMPLES <= counts[n] <= counts[largest] // UNEVEN_RATIO]
     return _labels(
         "uneven_labels",
         "note",
