@@ -37,6 +37,7 @@ from bertsmith.recipes import config as configs
 EXIT_OK = 0
 
 VERBS: dict[str, type] = {
+    "doctor": configs.DoctorConfig,
     "prepare": configs.PrepareConfig,
     "pretrain": configs.PretrainConfig,
     "finetune": configs.FinetuneConfig,
@@ -53,6 +54,9 @@ VERBS: dict[str, type] = {
 ALIASES = {"--resume.override": "--resume_override"}
 """Options as people write them, and the keys they stand for."""
 
+SHORT_OF_TABLE = ("text_column", "pair_column", "label_column")
+"""Keys of the group `table` that `doctor` takes without the group, too."""
+
 GO_ON = ("prepare", "pretrain", "finetune")
 """Verbs that go on where they were interrupted, or begin anew where there was nothing yet."""
 
@@ -62,7 +66,7 @@ PLANS: dict[str, type] = {
 }
 """What can be planned, and what a plan of it can be told."""
 
-SUBJECTS = {"selftest": "what"}
+SUBJECTS = {"selftest": "what", "doctor": "data"}
 """Verbs whose first word names their subject, and the key it stands for."""
 
 TEXTS = ("fill", "score")
@@ -177,6 +181,8 @@ def _parse(verb: str, argv: list[str]) -> object | None:
         config_class, argv = _plan_of(argv)
     if verb in SUBJECTS and argv and not argv[0].startswith("-"):
         argv = [f"--{SUBJECTS[verb]}", *argv]
+    if verb == "doctor":
+        argv = [_with_group(word) for word in argv]
     if verb in TEXTS:
         texts = list(itertools.takewhile(lambda word: not word.startswith("--"), argv))
         if texts:  # as YAML: a text may begin like a list, "[MASK] is ..."
@@ -238,6 +244,12 @@ def _without_alias(word: str) -> str:
     """`--resume.override` is a word of the command line; `resume` itself is no group of keys."""
     option, equals, value = word.partition("=")
     return ALIASES.get(option, option) + equals + value
+
+
+def _with_group(word: str) -> str:
+    option, equals, value = word.partition("=")
+    key = option.removeprefix("--")
+    return f"--table.{key}{equals}{value}" if key in SHORT_OF_TABLE and key != option else word
 
 
 def _keys_of(config_class: type, prefix: str = "") -> dict[str, Any]:

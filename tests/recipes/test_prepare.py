@@ -418,3 +418,14 @@ def test_a_folder_that_may_not_be_written_is_refused(text: Path, tmp_path: Path)
 def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrepareConfig(output="out", **values)
+
+
+def test_text_that_was_read_as_latin1_is_told_before_it_is_tokenized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "\n\n".join(f"a paragraph, number {i}, of a book" for i in range(50))
+    (tmp_path / "a.txt").write_text(f"{text}\n\nthe cafÃ© of the book\n", encoding="utf-8")
+    prepare(PrepareConfig(input=[str(tmp_path / "a.txt")], output=str(tmp_path / "out")))
+    told = capsys.readouterr().err
+    assert "warning: 1 of 51 documents look like UTF-8 that was once read as Latin-1" in told
+    assert told.index("Latin-1") < told.index("training a tokenizer")

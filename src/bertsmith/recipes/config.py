@@ -268,6 +268,33 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """Look data over before anything is trained on it: what is wrong, where, what to do."""
+
+    data: str
+    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), or a file or folder
+    of texts."""
+
+    eval: str | None = None
+    """File to judge by: what has leaked into `data`, and labels that `data` lacks, are told."""
+
+    kind: Literal["auto", "table", "tagged", "text"] = "auto"
+    """What the data is. auto: as endings and columns say."""
+
+    tokenizer: str | None = None
+    """Hugging Face folder or hub name whose tokenizer measures lengths and finds unknown tokens;
+    None: lengths are in words."""
+
+    table: TableConfig = field(default_factory=TableConfig)
+
+    documents: Literal["paragraph", "line"] = "paragraph"
+    """A document of a .txt file: the text between blank lines, or a line."""
+
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """Label the texts of a file or of standard input, in their order."""
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertsmith import __version__
 from bertsmith.data.assembly import CUT_AT_TOKENS, Assembled, assemble
+from bertsmith.data.checkup.brief import text_warnings
 from bertsmith.data.corpus import ReadOptions, find_files
 from bertsmith.data.part_workers import make_parts, usable_cpus
 from bertsmith.data.parts import bytes_needed, part_folder, token_dtype
@@ -26,6 +27,9 @@ from bertsmith.say import Say
 
 LONG_LOOK_BYTES = 1 << 29
 CHINESE_SAMPLE_CHARACTERS = 100_000
+CHECKUP_SAMPLE_CHARACTERS = 1_000_000
+"""What is looked over of the text before it is tokenized: a part of a second."""
+
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
 
@@ -103,6 +107,9 @@ def _prepare(config: PrepareConfig, folder: PreparedFolder, speaker: Speaker) ->
     with folder.locked(speaker.say, shard=config.shard):
         folder.begin(plan)
         units = plan.units()
+        sample = sample_texts(units, plan.read, characters=CHECKUP_SAMPLE_CHARACTERS)
+        for line in text_warnings(sample):
+            speaker.say(line)
         tokenizer = folder.tokenizer_there()
         if tokenizer is None:
             tokenizer = given or _train(plan, units, speaker)

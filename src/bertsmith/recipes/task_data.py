@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bertsmith.data.checkup.brief import table_warnings
 from bertsmith.data.columns import UsualColumns
 from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.labels import label_ids, label_names, stratified_holdout
@@ -72,7 +73,7 @@ class TaskTables:
                 f"warning: {self.num_leaked:,} of the {len(self.dev):,} examples to judge by stand "
                 "in the training part too; the scores flatter"
             )
-        return lines
+        return lines + table_warnings(self.train, self.dev)
 
 
 def read_task_tables(config: FinetuneConfig) -> TaskTables:

@@ -1,0 +1,1 @@
+"""Looking data over: every check reads on after what it finds, and keeps hashes, not texts."""

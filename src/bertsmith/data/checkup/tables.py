@@ -1,0 +1,362 @@
+"""A labelled table looked over, row by row, past everything that stops the strict reader."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from bertsmith.data.checkup import label_names
+from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
+from bertsmith.data.checkup.columns import ColumnCheck, TextColumnCheck
+from bertsmith.data.checkup.findings import Finding, Source, Tally, shortened
+from bertsmith.data.checkup.label_names import LabelKind, label_kind, parts_of
+from bertsmith.data.checkup.lengths import LengthCheck, Ruler
+from bertsmith.data.checkup.normal import digest_of
+from bertsmith.data.checkup.part import Part
+from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
+from bertsmith.data.columns import Columns
+from bertsmith.data.table_files import Record, Records
+from bertsmith.data.tables import label_name
+from bertsmith.errors import UserError
+
+LONGEST_LABEL_CHARACTERS = 200
+
+HUGE_CHARACTERS = 1_000_000
+"""A longer cell is no text of a person's: a quote that was never closed, or a file in a cell."""
+
+
+class TableCheck:
+    """Everything that is found in one pass over a table."""
+
+    def __init__(self, path: Path, columns: Columns, *, ruler: Ruler) -> None:
+        self.path, self.source = path, Source(paths=(path,))
+        self._columns = columns
+        used = {columns.text, columns.pair, columns.label} - {None}
+        self._others = ColumnCheck(columns.names, used={i for i in used if i is not None})
+        self._text_column = TextColumnCheck()
+        self._characters = CharacterCheck()
+        self._digests = DigestWriter(self.source)
+        self._lengths = LengthCheck(ruler, self.source)
+        self._labels: Counter[str] = Counter()
+        self._first_lines: dict[str, int] = {}
+        self._has_lists = False
+        self._rows = self._usable = 0
+        (
+            self._broken,
+            self._empty,
+            self._half_pairs,
+            self._not_texts,
+            self._missing_texts,
+            self._unlabelled,
+            self._odd_labels,
+            self._float_labels,
+            self._huge,
+            self._headers,
+        ) = (Tally() for _ in range(10))
+
+    def look(self, records: Records) -> None:
+        """Read every row; a file that ends in damage is told in the findings."""
+        self._damage: str | None = None
+        try:
+            for record in records.rows:
+                self._rows += 1
+                self._row(record)
+        except UserError as error:
+            self._damage = str(error)
+        finally:
+            records.close()
+
+    def _row(self, record: Record) -> None:
+        line = record.row if record.line is None else record.line
+        place = partial(self.source.at, line)
+        if record.fault is not None:
+            self._broken.add(place(), record.fault)
+            return
+        columns, values = self._columns, record.values
+        if _is_header(values, columns):
+            self._headers.add(place())
+        texts = self._texts(values, place())
+        label = None if columns.label is None else self._label(values[columns.label], place())
+        self._others.add(values, label)
+        if texts is None or (columns.label is not None and label is None):
+            return
+        self._usable += 1
+        for text in texts:
+            self._characters.look(text, place)
+            if len(text) >= HUGE_CHARACTERS:
+                self._huge.add(place(), f"{len(text):,} characters")
+        if texts[0].strip().lower() in label_names.SURELY_MISSING:
+            self._missing_texts.add(place())
+        self._text_column.add(line, texts[0], label)
+        self._digests.add(line, texts, label)
+        self._lengths.add(line, tuple(_sound(text) for text in texts))
+        if label is not None:
+            self._labels[label] += 1
+            self._first_lines.setdefault(label, line)
+
+    def _texts(self, values: Sequence[object], place: str) -> tuple[str, ...] | None:
+        columns = self._columns
+        cells = [values[columns.text]] + ([] if columns.pair is None else [values[columns.pair]])
+        texts: list[str] = []
+        num_empty = 0
+        for cell in cells:
+            if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+                num_empty += 1
+            elif not isinstance(cell, str):
+                self._not_texts.add(place, type(cell).__name__)
+                return None
+            elif not cell.strip():
+                num_empty += 1
+            else:
+                texts.append(cell)
+        if num_empty:
+            (self._empty if num_empty == len(cells) else self._half_pairs).add(place)
+            return None
+        return tuple(texts)
+
+    def _label(self, value: object, place: str) -> str | None:
+        """The label's name; that of a list is its names with commas."""
+        if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
+            self._has_lists = True
+            value = ",".join(str(v).strip() for v in value)
+            if not value:  # no label of several is an answer too
+                return "" if self._has_lists else None
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if value is None or is_nan or (isinstance(value, str) and not value.strip()):
+            self._unlabelled.add(place)
+            return None
+        if not isinstance(value, str | int | float):
+            self._odd_labels.add(place, type(value).__name__)
+            return None
+        if isinstance(value, str) and HALF_CHARACTER.search(value):
+            self._odd_labels.add(place, "half a surrogate pair")
+            return None
+        name = label_name(value)
+        if len(name) > LONGEST_LABEL_CHARACTERS:  # free text: told apart, and not kept
+            name = f"{name[:LONGEST_LABEL_CHARACTERS]}...{digest_of(name):x}"
+        elif name != str(value).strip():
+            self._float_labels.add(place, f"{str(value).strip()} is read as {name}")
+        return name
+
+    def part(self) -> Part:
+        """What was found, all told."""
+        columns = self._columns
+        kind: LabelKind | None = None
+        counts, first_lines = self._labels, self._first_lines
+        if columns.label is not None:
+            kind = label_kind(list(counts), has_lists=self._has_lists)
+        if kind == "lists":
+            counts, first_lines = _opened(counts, first_lines)
+        digests = self._digests.finish()
+        findings = self._row_findings(kind)
+        findings += self._text_column.findings(
+            self.source, columns.text_name, num_labels=len(counts)
+        )
+        findings += self._others.findings(self.source, has_label=columns.label is not None)
+        findings += self._characters.findings(self._usable)
+        findings += repeated_rows(digests)
+        if kind is not None:
+            findings += conflicting_labels(digests, is_score=kind == "scores")
+        lengths = self._lengths.finish()
+        findings += self._lengths.findings()
+        roles = {"text": columns.text_name}
+        if columns.pair_name is not None:
+            roles["pair"] = columns.pair_name
+        if columns.label is not None:
+            roles["label"] = columns.names[columns.label]
+        return Part(
+            name=str(self.path),
+            unit="rows",
+            count=self._usable,
+            digests=digests,
+            labels=counts,
+            first_lines=first_lines,
+            label_kind=kind,
+            lengths=lengths,
+            columns=roles,
+            findings=findings,
+        )
+
+    def _row_findings(self, kind: LabelKind | None) -> list[Finding]:
+        """Of rows that stop a training, or should."""
+        total = self._rows
+        found: list[Finding] = []
+        if self._damage is not None:
+            found.append(unreadable(self.path, self._damage))
+        if not self._usable:
+            found.append(nothing_to_use(self.path, "row"))
+        elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
+            found.append(_no_label(self.path, self._columns))
+        found += self._broken.findings(
+            "unreadable_rows",
+            "error",
+            f"rows cannot be read (the first: {self._broken.example})",
+            total=total,
+            advice="Correct them, or leave them out with --table.bad_rows skip when training.",
+        )
+        found += self._empty.findings(
+            "empty_texts",
+            "error",
+            "rows have no text",
+            total=total,
+            advice="Delete them, or leave them out with --table.bad_rows skip when training.",
+        )
+        found += self._half_pairs.findings(
+            "half_empty_pairs",
+            "error",
+            "rows have one text of the two",
+            total=total,
+            advice="Complete them, or leave them out with --table.bad_rows skip when training.",
+        )
+        found += self._not_texts.findings(
+            "texts_of_another_type",
+            "error",
+            f"rows have a value that is no text ({self._not_texts.example})",
+            total=total,
+            advice="Write texts in quotes, or name the right column with --text_column.",
+        )
+        found += self._unlabelled.findings(
+            "missing_labels",
+            "error",
+            "rows have no label",
+            total=total,
+            advice="Label them, or leave them out with --table.bad_rows skip when training.",
+        )
+        found += self._odd_labels.findings(
+            "labels_of_another_type",
+            "error",
+            f"rows have a label that is neither word nor number ({self._odd_labels.example})",
+            total=total,
+            advice="Write a word, a number or a list of words.",
+        )
+        found += self._headers.findings(
+            "repeated_header",
+            "error",
+            "rows repeat the header line (files joined end to end?)",
+            total=total,
+            advice="Delete them: they would make a class of the label column's name.",
+        )
+        found += self._huge.findings(
+            "huge_cells",
+            "warning",
+            f"cells are of a million characters or more (the first: {self._huge.example})",
+            total=total,
+            advice="Look for a quote that is never closed, or split the documents.",
+        )
+        found += self._missing_texts.findings(
+            "missing_value_texts",
+            "note",
+            "rows have a text such as 'nan' or 'null', which programs write for a missing value",
+            total=total,
+            advice="They are learned as the words they are; delete them if no one wrote that.",
+        )
+        if kind == "classes":
+            found += self._float_labels.findings(
+                "float_labels",
+                "note",
+                f"rows have a class written with a fraction ({self._float_labels.example})",
+                total=total,
+                advice="Nothing is lost; other tools take such a column for scores.",
+            )
+        return found
+
+
+def label_findings(part: Part) -> list[Finding]:
+    """What is odd about a part's labels."""
+    counts, place = part.labels, part.label_place
+    if part.label_kind is None or part.label_kind == "scores" or not counts:
+        return []
+    found = label_names.free_text(counts, place, total=part.count)
+    if found:
+        return found
+    return [
+        *label_names.balance(counts, place, total=part.count),
+        *label_names.typos(counts, place),
+        *label_names.missing_words(counts, place, total=part.count),
+        *label_names.mixed_numbers(counts, place, total=part.count),
+        *label_names.rare_labels(counts, place),
+    ]
+
+
+def unreadable(path: Path, reason: str) -> Finding:
+    """A file, or the rest of one, of which nothing can be made."""
+    said = reason.removeprefix(f"{path}: ")
+    return Finding(
+        check="unreadable",
+        severity="error",
+        what=f"file cannot be read to its end: {said}",
+        count=1,
+        total=1,
+        places=(str(path),),
+        advice="Repair it: nothing behind that place was looked at.",
+    )
+
+
+def nothing_to_use(path: Path | str, unit: str) -> Finding:
+    """A file without one row, sentence or document that can be used."""
+    return Finding(
+        check="nothing_to_use",
+        severity="error",
+        what=f"no {unit} of the data can be used",
+        count=1,
+        total=1,
+        places=(str(path),),
+        advice="Is it the right file, and are its columns and its ending what they should be?",
+    )
+
+
+def describe_labels(part: Part) -> str | None:
+    """One line on the labels."""
+    if part.label_kind is None:
+        return None
+    if part.label_kind == "scores":
+        numbers = sorted(part.labels, key=float)
+        return f"labels: scores from {numbers[0]} to {numbers[-1]}"
+    common = part.labels.most_common()
+    if not common:
+        return None
+    several = " (several a row)" if part.label_kind == "lists" else ""
+    rows = "tokens" if part.unit == "sentences" else "rows"
+    (most, most_rows), (least, least_rows) = common[0], common[-1]
+    return (
+        f"labels: {len(common):,}{several}, from {shortened(most)} with {most_rows:,} {rows} to "
+        f"{shortened(least)} with {least_rows:,}"
+    )
+
+
+def _opened(
+    counts: Counter[str], first_lines: dict[str, int]
+) -> tuple[Counter[str], dict[str, int]]:
+    """Rows of each single label, of rows with several."""
+    single: Counter[str] = Counter()
+    first: dict[str, int] = {}
+    for name, count in counts.items():
+        for part in parts_of(name):
+            single[part] += count
+            first[part] = min(first.get(part, first_lines[name]), first_lines[name])
+    return single, first
+
+
+def _no_label(path: Path, columns: Columns) -> Finding:
+    named = ", ".join(shortened(name) for name in columns.names[:10])
+    return Finding(
+        check="no_label_column",
+        severity="error",
+        what=f"table has no column with a usual name of a label; the columns are {named}",
+        count=1,
+        total=1,
+        places=(f"{path}:1",),
+        advice="Name it with --label_column.",
+    )
+
+
+def _is_header(values: Sequence[object], columns: Columns) -> bool:
+    return values[columns.text] == columns.text_name and (
+        columns.label is None or values[columns.label] == columns.names[columns.label]
+    )
+
+
+def _sound(text: str) -> str:
+    """The text as a tokenizer takes it."""
+    return text if text.isascii() else HALF_CHARACTER.sub("\ufffd", text)

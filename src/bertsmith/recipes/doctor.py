@@ -1,0 +1,230 @@
+"""`bertsmith doctor`: what is wrong with data, before any hardware is spent on it.
+
+Reads on after what stops the strict readers, and keeps hashes and counts, not texts.
+"""
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from bertsmith.data.checkup.documents import DocumentCheck
+from bertsmith.data.checkup.encoding import check_bytes
+from bertsmith.data.checkup.findings import Finding, Source
+from bertsmith.data.checkup.lengths import Ruler, TokenRuler, WordRuler
+from bertsmith.data.checkup.part import Part, nothing_of
+from bertsmith.data.checkup.sentences import SentenceCheck, tag_findings
+from bertsmith.data.checkup.tables import TableCheck, label_findings, unreadable
+from bertsmith.data.checkup.tagged import looks_tagged, read_conll, read_tagged_rows, tagged_columns
+from bertsmith.data.checkup.whole import Checkup, joined
+from bertsmith.data.columns import LABELS, UsualColumns, find_columns
+from bertsmith.data.compressed import ending_of, open_bytes
+from bertsmith.data.corpus import (
+    JSON_ENDINGS,
+    PARQUET_ENDINGS,
+    TEXT_ENDINGS,
+    Document,
+    ReadOptions,
+    Span,
+    find_files,
+    read_documents,
+)
+from bertsmith.data.table_files import open_records
+from bertsmith.data.tokenizer import load_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.recipes.config import DoctorConfig
+from bertsmith.report.checkup_report import print_checkup
+
+EXIT_UNFIT = 1
+"""Exit code of `doctor` where a finding is an error."""
+
+CONLL_ENDINGS = (".conll", ".bio", ".iob", ".bioes", ".bmes")
+TABLE_ENDINGS = (".csv", ".tsv", *JSON_ENDINGS, *PARQUET_ENDINGS)
+
+
+def main(config: DoctorConfig) -> int:
+    """Look, and print a table or one JSON object; 1 where training would be wrong."""
+    checkup = doctor(config)
+    print_checkup(checkup, is_json=config.json)
+    return 0 if checkup.is_fit else EXIT_UNFIT
+
+
+def doctor(config: DoctorConfig) -> Checkup:
+    """Look data over.
+
+    Raises:
+        UserError: A mistake in the call: no such file, an ending that is not read, columns that
+            cannot be found. What is wrong with the data itself is a finding.
+    """
+    ruler = _ruler(config.tokenizer)
+    kind = _kind(config)
+    paths = [Path(config.data)] + ([] if config.eval is None else [Path(config.eval)])
+    findings: list[Finding] = []
+    parts: list[Part] = []
+    for path in paths:
+        if kind == "text":
+            files = _files(path)
+        else:
+            files = [path]
+            open_bytes(path).close()
+        of_bytes = [finding for file in files for finding in check_bytes(file)]
+        findings += of_bytes
+        if any(finding.check == "utf16" for finding in of_bytes):
+            part = nothing_of(path, [])
+        elif kind == "text":
+            part = _texts(str(path), files, config, ruler)
+        elif kind == "tagged":
+            part = _tagged(path, ruler)
+        else:
+            part = _table(path, config, ruler, usual=parts[0] if parts else None)
+        parts.append(part)
+    judge = tag_findings if kind == "tagged" else label_findings
+    findings += judge(parts[0])
+    return joined(kind, parts[0], parts[1] if len(parts) > 1 else None, findings=findings)
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return find_files([str(path)])
+    except UserError as error:  # find_files speaks of prepare's option
+        raise UserError(str(error).removeprefix("--input ")) from None
+
+
+def _ruler(tokenizer: str | None) -> Ruler:
+    if tokenizer is None:
+        return WordRuler()
+    folder = Path(tokenizer)
+    if not folder.exists():
+        from bertsmith.hf import resolve  # noqa: PLC0415 - loads torch, for hub names only
+
+        folder = resolve(tokenizer)
+    if (folder / "model").is_dir():  # a run's folder
+        folder = folder / "model"
+    loaded = load_tokenizer(folder)
+    return TokenRuler(loaded.tokenizer, unk_id=loaded.vocab.unk_id)
+
+
+def _kind(config: DoctorConfig) -> str:
+    """table, tagged or text.
+
+    Raises:
+        UserError: The path is none, or of a kind that is not read.
+    """
+    path = Path(config.data)
+    ending = ending_of(path)
+    is_many = path.is_dir() or (not path.exists() and bool(glob.glob(config.data)))
+    if config.kind != "auto":
+        return config.kind
+    if ending in CONLL_ENDINGS or (ending in TEXT_ENDINGS and path.exists() and looks_tagged(path)):
+        return "tagged"
+    if is_many or ending in TEXT_ENDINGS:
+        return "text"
+    if ending in (".csv", ".tsv") or config.table.label_column is not None:
+        return "table"
+    return _kind_by_columns(path)
+
+
+def _kind_by_columns(path: Path) -> str:
+    """What a file is that may be anything.
+
+    Raises:
+        UserError: It cannot be opened, or is of a kind that is not read.
+    """
+    if (ending := ending_of(path)) not in TABLE_ENDINGS:
+        raise UserError(
+            f"{path}: the ending {ending!r} is not read; use "
+            f"{', '.join((*TABLE_ENDINGS, *CONLL_ENDINGS, *TEXT_ENDINGS))}, or say --kind"
+        )
+    open_bytes(path).close()  # no such file is a mistake in the call; a damaged one is not
+    try:
+        records = open_records(path)
+    except UserError:
+        return "table"
+    records.close()
+    if tagged_columns(records.columns) is not None:
+        return "tagged"
+    return "table" if any(name.lower() in LABELS for name in records.columns) else "text"
+
+
+def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None) -> Part:
+    """A labelled table; one without labels is looked over all the same, and told."""
+    table = config.table
+    names = None if table.columns is None else tuple(table.columns)
+    try:
+        records = open_records(path, quoting=table.quoting, columns=names)
+    except UserError as error:
+        if ending_of(path) not in TABLE_ENDINGS:
+            raise
+        return nothing_of(path, [unreadable(path, str(error))])
+    known = None
+    if usual is not None and {"text", "label"} <= set(usual.columns):
+        roles = usual.columns
+        known = UsualColumns(text=roles["text"], pair=roles.get("pair"), label=roles["label"])
+    is_labelled = table.label_column is not None or any(
+        name.lower() in LABELS or (known is not None and name == known.label)
+        for name in records.columns
+    )
+    try:
+        columns = find_columns(
+            records.columns, path=path, config=table, is_labelled=is_labelled, usual=known
+        )
+    except UserError:
+        records.close()
+        raise
+    check = TableCheck(path, columns, ruler=ruler)
+    check.look(records)
+    return check.part()
+
+
+def _tagged(path: Path, ruler: Ruler) -> Part:
+    check = SentenceCheck(path, ruler=ruler)
+    if ending_of(path) not in (*JSON_ENDINGS, *PARQUET_ENDINGS):
+        check.look(read_conll(path))
+        return check.part()
+    records = open_records(path)
+    try:
+        columns = tagged_columns(records.columns)
+        if columns is None:
+            raise UserError(
+                f"{path}: holds no lists of tokens and tags; the columns are "
+                f"{', '.join(map(repr, records.columns))}"
+            )
+        check.look(read_tagged_rows(records, tokens=columns[0], tags=columns[1]))
+    finally:
+        records.close()
+    return check.part()
+
+
+def _texts(name: str, files: list[Path], config: DoctorConfig, ruler: Ruler) -> Part:
+    check = DocumentCheck(Source(paths=tuple(files)), ruler=ruler)
+    damages: list[Finding] = []
+    for number, file in enumerate(files):
+        try:
+            check.look(_documents(file, config), file=number)
+        except UserError as error:
+            damages.append(unreadable(file, str(error)))
+    part = check.part(name)
+    part.findings.extend(damages)
+    return part
+
+
+def _documents(path: Path, config: DoctorConfig) -> Iterator[Document]:
+    """Documents of a file; a row that cannot be read is a bad one."""
+    if ending_of(path) in TEXT_ENDINGS:
+        options = ReadOptions(documents=config.documents, text_field="text", bad_bytes="skip")
+        yield from read_documents(Span(path=str(path)), options)
+        return
+    records = open_records(path)
+    try:
+        columns = find_columns(
+            records.columns, path=path, config=config.table, is_labelled=False, is_pair=False
+        )
+        for record in records.rows:
+            text = None if record.fault is not None else record.values[columns.text]
+            yield Document(
+                text=text if isinstance(text, str) else "",
+                line=record.row if record.line is None else record.line,
+                packed_bytes=0,
+                is_bad=record.fault is not None or not isinstance(text, str | None),
+            )
+    finally:
+        records.close()
