@@ -8,8 +8,9 @@ import math
 from pathlib import Path
 
 from bertsmith.batch import MaskedBatch
+from bertsmith.data.config import has_pairs
 from bertsmith.data.frequency import corpus_frequencies
-from bertsmith.data.held_out import valid_batches
+from bertsmith.data.held_out import valid_batches, valid_pairs
 from bertsmith.data.largest import largest_masked
 from bertsmith.data.shards import TokenCorpus, open_shards
 from bertsmith.data.stream import PretrainStream, prefetch
@@ -147,6 +148,7 @@ def _pretrain(
             tokens=tokens,
             longest=text.longest,
             num_hidden=math.ceil(config.masking.largest_share * tokens),
+            has_pairs=has_pairs(config.objective),
         ),
     )
 
@@ -230,15 +232,23 @@ def open_data(config: PretrainConfig, *, verify: bool = True) -> PretrainData:
         masking=config.masking,
         tokens_per_step=config.tokens_per_step,
         seed=config.seed,
+        objective=config.objective,
         type_counts_V=frequencies.counts_V,
     )
     valid: list[MaskedBatch] = []
+    pairs: list[MaskedBatch] = []
+    packing, max_tokens = config.packing, config.eval.max_tokens
     if held_out.num_documents:
-        valid = valid_batches(held_out, packing=config.packing, max_tokens=config.eval.max_tokens)
+        valid = valid_batches(held_out, packing=packing, max_tokens=max_tokens)
+    if held_out.num_documents and has_pairs(config.objective):
+        pairs = valid_pairs(
+            held_out, packing=packing, max_tokens=max_tokens, objective=config.objective
+        )
     return PretrainData(
         corpus=corpus,
         stream=stream,
         valid=valid,
+        valid_pairs=pairs,
         frequencies=frequencies,
         tokenizer_folder=folder / "tokenizer",
     )
