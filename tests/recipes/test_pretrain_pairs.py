@@ -70,11 +70,15 @@ def metrics_of(config: PretrainConfig) -> list[dict[str, Any]]:
 
 
 def test_a_run_learns_to_tell_pairs_and_says_so(config: PretrainConfig, tmp_path: Path) -> None:
-    """Every text begins with one word, so that swapped segments show."""
+    """Every text begins with one word, so that swapped segments show. Weights start larger than
+    usual, as a model so narrow needs them to learn in a second."""
+    shape = json.loads(Path(config.model).read_text()) | {"initializer_range": 0.2}
+    (tmp_path / "wide-start.json").write_text(json.dumps(shape))
     text = "\n".join(f"begin {text}" for text, _ in sentences(300, seed=0))
     config = change(
         config,
         data=str(prepare(tmp_path / "marked", text)),
+        model=str(tmp_path / "wide-start.json"),
         objective="mlm+sop",
         steps=80,
         optim=OptimConfig(learning_rate=1e-2),

@@ -112,7 +112,7 @@ def _pretrain(
     if checkpoint is not None:
         lines.append(f"resumed from {checkpoint}")
     settings = loop_config(config, data.stream)
-    text = Text(longest=data.stream.longest, fullest=data.stream.fullest)
+    text = text_of(data.stream)
     planned = plan_run(
         lambda: pretraining_shape(config, model.encoder.config, ground, text),
         micro_batch=config.micro_batch,
@@ -150,6 +150,15 @@ def _pretrain(
             num_hidden=math.ceil(config.masking.largest_share * tokens),
             has_pairs=has_pairs(config.objective),
         ),
+    )
+
+
+def text_of(stream: PretrainStream) -> Text:
+    """What the planner has to know of the text."""
+    return Text(
+        longest=stream.longest,
+        fullest=stream.fullest,
+        mean_tokens=float(stream.some_lengths(at_most=10_000).mean()),
     )
 
 
