@@ -191,7 +191,8 @@ def test_half_of_the_pairs_are_false_and_their_shape_does_not_tell(objective: Ob
     assert abs(np.mean(labels[judged]) - 0.5) < bound
     for what in (
         np.array([len(s.first) + len(s.second) for s in found]),
-        np.array([min(len(s.first), len(s.second)) for s in found]),
+        np.array([len(s.first) for s in found]),
+        np.array([len(s.second) for s in found]),
     ):
         short = judged & (what <= np.median(what[judged]))
         assert abs(np.mean(labels[short]) - 0.5) < bound * 1.5
@@ -268,6 +269,14 @@ def test_pieces_are_matched_with_those_of_other_documents_as_far_as_there_are_an
     assert num - len(matched) <= num % 2 + 2 * max(0, largest - num // 2)
 
 
+def test_books_whose_pieces_have_lengths_of_their_own_are_matched_all_the_same() -> None:
+    """Next to each other in length are only pieces of one book, 64 and more in a row."""
+    documents_S = np.repeat(np.arange(4), 200)
+    matched_S = match_pieces(np.arange(800), documents_S, np.random.default_rng(0))
+    assert matched_S.min() >= 0
+    assert np.all(documents_S[matched_S] != documents_S)
+
+
 def test_matches_are_of_like_length() -> None:
     lengths_S = np.sort(np.array(skewed_lengths(1000)))[::-1]
     matched_S = match_pieces(np.arange(1000), np.arange(1000), np.random.default_rng(0))
@@ -279,6 +288,17 @@ def test_a_corpus_of_one_document_has_no_other_to_take_from() -> None:
     with pytest.raises(UserError, match=r"--objective mlm\+nsp: .*other documents.*mlm\+sop"):
         stream_of(NamedCorpus([500]), "mlm+nsp")
     assert sum(b.num_targets for b in batches_of(stream_of(NamedCorpus([500]), "mlm+sop"), 0))
+
+
+def test_text_prepared_without_words_is_refused_before_the_first_step() -> None:
+    class Wordless(NamedCorpus):
+        def word_starts(self, index: int, /) -> NDArray[np.bool_]:
+            raise UserError("no words")
+
+    stream_of(Wordless([50, 50]), "mlm")
+    for objective in PAIRS:
+        with pytest.raises(UserError, match="no words"):
+            stream_of(Wordless([50, 50]), objective)
 
 
 def test_documents_of_a_step_are_those_that_it_has_text_of() -> None:

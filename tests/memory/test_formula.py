@@ -66,8 +66,9 @@ def test_parameters_are_counted_as_the_models_have_them(config: EncoderConfig) -
 
 
 def test_bert_base_has_its_published_size() -> None:
-    """109,514,298: `BertForMaskedLM` of bert-base-uncased."""
+    """109,514,298: `BertForMaskedLM` of bert-base-uncased; 110,106,428: `BertForPreTraining`."""
     assert parameters_of(BASE).trained == 109_514_298
+    assert parameters_of(replace(BASE, pair_share=0.01)).trained == 110_106_428
 
 
 def test_states_are_sixteen_bytes_a_parameter_and_a_snapshot_twelve() -> None:

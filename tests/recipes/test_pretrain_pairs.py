@@ -16,6 +16,7 @@ from bertsmith.checkpoint.config import SaveConfig
 from bertsmith.data.config import MaskingConfig, Objective, PackingConfig
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, load_masked_lm, load_paired_lm
+from bertsmith.recipes import pretrain as module
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.pretrain import main, pretrain
 from bertsmith.recipes.pretrain_run import PretrainRun
@@ -139,6 +140,24 @@ def test_another_objective_is_refused_on_resume(config: PretrainConfig) -> None:
         pretrain(change(config, steps=1, resume=True, objective="mlm"))
 
 
+def test_a_run_begun_before_there_were_objectives_named_hidden_tokens(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = module.identity_of  # type: ignore[attr-defined]
+
+    def of_before(*args: Any, **more: Any) -> Any:
+        identity = known(*args, **more)
+        kept = {key: value for key, value in identity.config.items() if key != "objective"}
+        return dataclasses.replace(identity, config=kept)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "identity_of", of_before)
+        pretrain(change(config, steps=1, objective="mlm"))
+    with pytest.raises(UserError, match=r"objective was mlm, is mlm\+nsp"):
+        pretrain(change(config, steps=1, resume=True))
+    assert pretrain(change(config, steps=1, resume=True, objective="mlm")).steps == 1
+
+
 def test_transformers_loads_all_of_the_model_and_gives_its_scores(config: PretrainConfig) -> None:
     pretrain(config)
     generator = torch.Generator().manual_seed(0)
@@ -154,6 +173,7 @@ def test_transformers_loads_all_of_the_model_and_gives_its_scores(config: Pretra
             folder, output_loading_info=True
         )
         assert not any(info[key] for key in info), info
+        assert theirs.config.architectures == ["BertForPreTraining"]
         ours, report = load_paired_lm(folder, seed=0)
         assert report.new == report.dropped == ()
         grid = theirs.eval()(
