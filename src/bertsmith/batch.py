@@ -4,8 +4,8 @@ Packed is the only form inside: sequences lie end to end on one token axis, and 
 says where each begins. Padding exists at the edges alone (`to_padded`, `from_padded`).
 
 Shape legend (used by the whole package): T packed tokens, N sequences, N1 = N + 1, M masked
-positions, C classes, D width, H heads, K head width, F inner width, V vocabulary; B sequences
-and S slots only in padded code.
+positions, P pairs, C classes, D width, H heads, K head width, F inner width, V vocabulary; B
+sequences and S slots only in padded code.
 """
 
 from collections.abc import Sequence
@@ -91,6 +91,35 @@ class PackedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PairTargets:
+    """Which sequences of a pack are two segments that a head has to judge, and the truth."""
+
+    sequences_P: Tensor
+    """Their numbers in the pack, ascending, int64."""
+
+    labels_P: Tensor
+    """0: the second segment follows the first in the text. 1: it does not. int64."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        return replace(
+            self,
+            sequences_P=self.sequences_P.to(device, non_blocking=True),
+            labels_P=self.labels_P.to(device, non_blocking=True),
+        )
+
+    def part(self, first: int, end: int) -> Self:
+        """Those among sequences `first` to `end - 1`, whose numbers then begin at 0."""
+        bounds = self.sequences_P.new_tensor([first, end])
+        low, high = torch.searchsorted(self.sequences_P, bounds).tolist()
+        return replace(
+            self,
+            sequences_P=self.sequences_P[low:high] - first,
+            labels_P=self.labels_P[low:high],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedBatch:
     """A pack with some tokens hidden, and what they were."""
 
@@ -102,6 +131,9 @@ class MaskedBatch:
     targets_M: Tensor
     """The token ids that stood there, int64."""
 
+    pairs: PairTargets | None = None
+    """What is asked of whole sequences; None where nothing ever is."""
+
     @property
     def num_tokens(self) -> int:
         """Real tokens."""
@@ -109,8 +141,14 @@ class MaskedBatch:
 
     @property
     def num_targets(self) -> int:
-        """Terms of the loss."""
+        """Tokens to predict."""
         return len(self.targets_M)
+
+    @property
+    def target_counts(self) -> tuple[int, ...]:
+        """Targets of each sum of the loss: tokens to predict, then pairs to judge if there are."""
+        tokens = len(self.targets_M)
+        return (tokens,) if self.pairs is None else (tokens, len(self.pairs.labels_P))
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -119,6 +157,7 @@ class MaskedBatch:
             inputs=self.inputs.to(device),
             positions_M=self.positions_M.to(device, non_blocking=True),
             targets_M=self.targets_M.to(device, non_blocking=True),
+            pairs=None if self.pairs is None else self.pairs.to(device),
         )
 
     def cut(self, max_tokens: int) -> list[Self]:
@@ -135,6 +174,7 @@ class MaskedBatch:
                     inputs=self.inputs.part(first, end),
                     positions_M=self.positions_M[low:high] - bounds[0],
                     targets_M=self.targets_M[low:high],
+                    pairs=None if self.pairs is None else self.pairs.part(first, end),
                 )
             )
         return parts
@@ -146,6 +186,7 @@ class MaskedBatch:
             inputs=self.inputs.part(0, 1),
             positions_M=self.positions_M[:0],
             targets_M=self.targets_M[:0],
+            pairs=None if self.pairs is None else self.pairs.part(0, 0),
         )
 
 
@@ -169,8 +210,13 @@ class LabelledBatch:
 
     @property
     def num_targets(self) -> int:
-        """Terms of the loss."""
+        """Sequences that count."""
         return len(self.rows_N)
+
+    @property
+    def target_counts(self) -> tuple[int, ...]:
+        """Targets of each sum of the loss; there is one."""
+        return (len(self.rows_N),)
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -228,10 +274,11 @@ class LossSum(NamedTuple):
     """
 
     nats: Tensor
-    """Sum of the loss over the targets, fp32, a scalar with a gradient."""
+    """Sum of the loss over the targets, fp32, a scalar with a gradient. Of a loss of several means,
+    a vector of the sums, in the order of the batch's `target_counts`."""
 
     num_targets: int
-    """How many terms it sums."""
+    """How many terms the sum has, or the first of the sums."""
 
 
 def pack(sequences: Sequence[Tensor], *, segments: Sequence[Tensor] | None = None) -> PackedBatch:

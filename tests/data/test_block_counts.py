@@ -123,10 +123,10 @@ def test_where_no_note_can_be_written_nothing_is_lost(
 
 
 def test_counting_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stops_at_the_second(corpus: Any, blocks: Any, block: int, packing: Any) -> BlockPlan:
+    def stops_at_the_second(corpus: Any, blocks: Any, block: int, *how: Any) -> BlockPlan:
         if block == 1:
             raise KeyboardInterrupt
-        return plan_block(corpus, blocks, block, packing)
+        return plan_block(corpus, blocks, block, *how)
 
     monkeypatch.setattr(block_counts, "BLOCKS_A_WRITE", 1)
     with monkeypatch.context() as patch:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bertsmith.hf.keys import POSITION_IDS, TIED_BIAS, TIED_WEIGHT, Slot, canonical, from_hf, to_hf
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.heads import MaskedLM, SequenceClassifier
+from bertsmith.model.heads import PairedLM, SequenceClassifier
 
 TINY = EncoderConfig(
     vocab_size=5,
@@ -18,13 +18,13 @@ TINY = EncoderConfig(
     max_position_embeddings=4,
 )
 OURS = sorted(
-    {name for name, _ in MaskedLM(TINY).named_parameters()}
+    {name for name, _ in PairedLM(TINY).named_parameters()}
     | {name for name, _ in SequenceClassifier(TINY, num_labels=2).named_parameters()}
 )
 THEIRS = sorted(
     {
         name
-        for kind in (transformers.BertForMaskedLM, transformers.BertForSequenceClassification)
+        for kind in (transformers.BertForPreTraining, transformers.BertForSequenceClassification)
         for name in kind(
             transformers.BertConfig(
                 vocab_size=5,
@@ -94,7 +94,7 @@ def test_old_spellings_are_understood(old: str, new: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "cls.seq_relationship.weight",
+        "cls.seq_relationship.extra",
         TIED_WEIGHT,
         POSITION_IDS,
         "bert.encoder.layer.0.attention.self.distance_embedding.weight",

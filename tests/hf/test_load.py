@@ -12,7 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertsmith.errors import UserError
-from bertsmith.hf import check_vocabulary, load_classifier, load_encoder, load_masked_lm
+from bertsmith.hf import (
+    check_vocabulary,
+    load_classifier,
+    load_encoder,
+    load_masked_lm,
+    load_paired_lm,
+)
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import MaskedLM, SequenceClassifier, initialize
 
@@ -195,6 +201,20 @@ def test_a_pretraining_checkpoint_of_transformers_loads(
     }
     assert torch.equal(
         model.encoder.embeddings.token.weight, theirs.bert.embeddings.word_embeddings.weight
+    )
+    paired, report = load_paired_lm(tmp_path / "theirs", seed=0)
+    assert report.new == report.dropped == ()
+    assert torch.equal(paired.pooler.weight, theirs.bert.pooler.dense.weight)
+    assert torch.equal(paired.relation.weight, theirs.cls.seq_relationship.weight)
+
+
+def test_the_head_for_pairs_is_new_where_a_checkpoint_has_none(masked_lm_folder: Path) -> None:
+    model, report = load_paired_lm(masked_lm_folder, seed=3)
+    assert report.new == ("pooler", "relation")
+    again, _ = load_paired_lm(masked_lm_folder, seed=3)
+    assert torch.equal(model.relation.weight, again.relation.weight)
+    assert not torch.equal(
+        model.relation.weight, load_paired_lm(masked_lm_folder, seed=4)[0].relation.weight
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.batch import MaskedBatch, StepShare, pack
+from bertsmith.batch import MaskedBatch, PairTargets, StepShare, pack
 from bertsmith.memory.fit import again_share, largest_pack, least_needed
 from bertsmith.memory.formula import MemoryPlan, plan_memory
 from bertsmith.memory.fused_walk import FusedWalk
@@ -18,7 +18,7 @@ from bertsmith.memory.shapes import Body, RunShape, parameters_of
 from bertsmith.model import encoder as encoder_module
 from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import PRESETS, EncoderConfig
-from bertsmith.model.heads import MaskedLM, SequenceClassifier, initialize
+from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier, initialize
 from bertsmith.model.kernels import build
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World
@@ -59,13 +59,16 @@ def test_parameters_are_counted_as_the_models_have_them(config: EncoderConfig) -
     masked, classifier = MaskedLM(config), SequenceClassifier(config, num_labels=3, norm="layer")
     shape = replace(MLM, encoder=config)
     assert parameters_of(shape).trained == sum(p.numel() for p in masked.parameters())
+    paired = replace(shape, pair_share=0.01)
+    assert parameters_of(paired).trained == sum(p.numel() for p in PairedLM(config).parameters())
     other = replace(shape, task="classifier", num_labels=3, head_norm="layer")
     assert parameters_of(other).trained == sum(p.numel() for p in classifier.parameters())
 
 
 def test_bert_base_has_its_published_size() -> None:
-    """109,514,298: `BertForMaskedLM` of bert-base-uncased."""
+    """109,514,298: `BertForMaskedLM` of bert-base-uncased; 110,106,428: `BertForPreTraining`."""
     assert parameters_of(BASE).trained == 109_514_298
+    assert parameters_of(replace(BASE, pair_share=0.01)).trained == 110_106_428
 
 
 def test_states_are_sixteen_bytes_a_parameter_and_a_snapshot_twelve() -> None:
@@ -125,8 +128,9 @@ def test_counted_bytes_are_those_of_a_tiny_module_by_hand() -> None:
     assert 40_000 + 80_000 + 80_000 <= found.peak_bytes <= 40_000 + 80_000 + 80_000 + 40_000 + 100
 
 
+@pytest.mark.parametrize("has_pairs", [False, True])
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
-def test_a_step_takes_what_is_planned(mode: BlockMode) -> None:
+def test_a_step_takes_what_is_planned(mode: BlockMode, has_pairs: bool) -> None:
     if build.load("fp32") is None:
         pytest.skip("no C kernels here")
     config = replace(PRESETS["bert-tiny"], vocab_size=1000)
@@ -136,17 +140,24 @@ def test_a_step_takes_what_is_planned(mode: BlockMode) -> None:
         tokens_per_pack=1024,
         longest=64,
         read_share=0.15,
+        pair_share=has_pairs / 64,
         block_modes=(mode, mode),
         has_snapshot=False,
         threads=0,
     )
     inputs = pack([torch.randint(5, 1000, (64,)) for _ in range(16)])
-    positions_M = torch.arange(shape.num_read(1024))
+    positions_M = torch.arange(math.ceil(0.15 * 1024))
+    sequences_P = torch.arange(16)
+    if has_pairs:
+        positions_M = positions_M[~torch.isin(positions_M, inputs.starts_N1)]
     batch = MaskedBatch(
-        inputs=inputs, positions_M=positions_M, targets_M=torch.zeros_like(positions_M)
+        inputs=inputs,
+        positions_M=positions_M,
+        targets_M=torch.zeros_like(positions_M),
+        pairs=PairTargets(sequences_P=sequences_P, labels_P=sequences_P % 2) if has_pairs else None,
     )
     with counted() as found:
-        model = MaskedLM(config)
+        model = (PairedLM if has_pairs else MaskedLM)(config)
         initialize(model, config=config, seed=0)
         model.encoder.checkpoint_blocks((mode, mode))
         optimizer = AdamW(group_parameters(model, OptimConfig()), OptimConfig())

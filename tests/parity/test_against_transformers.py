@@ -14,8 +14,16 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
-from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, pack, to_padded, unpack
-from bertsmith.hf import load_classifier, load_encoder, load_masked_lm
+from bertsmith.batch import (
+    LabelledBatch,
+    MaskedBatch,
+    PackedBatch,
+    PairTargets,
+    pack,
+    to_padded,
+    unpack,
+)
+from bertsmith.hf import load_classifier, load_encoder, load_masked_lm, load_paired_lm
 from bertsmith.hf.keys import canonical, to_hf
 
 FP32_BOUND = 1e-5
@@ -194,6 +202,41 @@ def test_masked_lm_loss_and_gradients_equal_their_mean_times_the_count(
     loss.nats.backward()
     grid.loss.backward()
     assert_gradients_near(dict(ours.named_parameters()), theirs, factor=count)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_loss_of_tokens_and_pairs_and_its_gradients_equal_theirs(
+    shape: Shape, tmp_path: Path
+) -> None:
+    """Theirs is the sum of two means. Two of the seven sequences are no pairs to judge."""
+    theirs = reference("BertForPreTraining", shape, tmp_path)
+    ours, report = load_paired_lm(tmp_path, seed=0)
+    assert report.new == ()
+    assert report.dropped == ()
+    batch = some_batch()
+    positions_M = torch.tensor([3, 9, 20, 21, 22, 40, 60, batch.num_tokens - 1])
+    targets_M = (positions_M * 7) % 60 + 1
+    labels_T = torch.full_like(batch.input_ids_T, -100).index_copy(0, positions_M, targets_M)
+    pairs = PairTargets(
+        sequences_P=torch.tensor([0, 2, 3, 4, 6]), labels_P=torch.tensor([1, 0, 0, 1, 0])
+    )
+    labels_N = torch.full((7,), -100).index_copy(0, pairs.sequences_P, pairs.labels_P)
+    masked = MaskedBatch(inputs=batch, positions_M=positions_M, targets_M=targets_M, pairs=pairs)
+
+    loss = ours(masked, dropout_seed=dropout_seed(shape))
+    grid = theirs(
+        **padded(batch),
+        labels=to_padded(labels_T, batch.starts_N1, fill=-100),
+        next_sentence_label=labels_N,
+    )
+    mean = (loss.nats / torch.tensor(masked.target_counts)).sum()
+    assert_near(mean, grid.loss)
+    expected_N2 = grid.seq_relationship_logits
+    assert_near(ours.pair_logits_P2(masked), expected_N2[pairs.sequences_P])
+
+    mean.backward()
+    grid.loss.backward()
+    assert_gradients_near(dict(ours.named_parameters()), theirs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bertsmith.data.blocks import Blocks, plan_block
-from bertsmith.data.config import PackingConfig
+from bertsmith.data.config import Objective, PackingConfig, has_pairs
 from bertsmith.data.pieces import Corpus
 from bertsmith.durable import write_whole
 
@@ -40,6 +40,7 @@ def count_blocks(
     blocks: Blocks,
     packing: PackingConfig,
     *,
+    objective: Objective = "mlm",
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[BlockCount]:
     """Packs and tokens of each block.
@@ -48,21 +49,28 @@ def count_blocks(
         corpus: The documents, and the folder where counts are remembered.
         blocks: Of the corpus.
         packing: Sizes of packs and sequences.
+        objective: Whether sequences are pairs.
         advance: Told the blocks counted and in all, where some were not remembered.
     """
-    counts = _remembered(corpus, blocks).get(_key(packing), [])[: blocks.num_blocks]
+    key = _key(packing, objective)
+    counts = _remembered(corpus, blocks).get(key, [])[: blocks.num_blocks]
     while len(counts) < blocks.num_blocks:
-        plan = plan_block(corpus, blocks, len(counts), packing)
-        num_tokens = int(plan.pieces.lengths_S.sum(dtype="int64"))
+        plan = plan_block(corpus, blocks, len(counts), packing, objective)
+        num_tokens = int(plan.lengths_S.sum(dtype="int64"))
         counts.append(BlockCount(plan.shapes.num_packs, num_tokens))
         advance(len(counts), blocks.num_blocks)
         if len(counts) % BLOCKS_A_WRITE == 0 or len(counts) == blocks.num_blocks:
-            remember_counts(corpus, blocks, packing, counts)
+            remember_counts(corpus, blocks, packing, counts, objective=objective)
     return counts
 
 
 def remember_counts(
-    corpus: Corpus, blocks: Blocks, packing: PackingConfig, counts: list[BlockCount]
+    corpus: Corpus,
+    blocks: Blocks,
+    packing: PackingConfig,
+    counts: list[BlockCount],
+    *,
+    objective: Objective = "mlm",
 ) -> None:
     """Note the counts of the first blocks beside those of other packings.
 
@@ -72,14 +80,15 @@ def remember_counts(
         return
     content = {
         "of": _what_it_depends_on(corpus, blocks),
-        "counts": _remembered(corpus, blocks) | {_key(packing): counts},
+        "counts": _remembered(corpus, blocks) | {_key(packing, objective): counts},
     }
     with suppress(OSError):
         write_whole(corpus.folder / COUNTS_FILE, json.dumps(content) + "\n")
 
 
-def _key(packing: PackingConfig) -> str:
-    return f"{packing.tokens_per_pack}/{packing.max_sequence_tokens}"
+def _key(packing: PackingConfig, objective: Objective) -> str:
+    of_pairs = "/pairs" if has_pairs(objective) else ""
+    return f"{packing.tokens_per_pack}/{packing.max_sequence_tokens}{of_pairs}"
 
 
 def _what_it_depends_on(corpus: Corpus, blocks: Blocks) -> dict[str, Any]:

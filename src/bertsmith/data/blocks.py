@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.config import PackingConfig
+from bertsmith.data.config import Objective, PackingConfig
 from bertsmith.data.packing import PackShapes, plan_packs
-from bertsmith.data.pieces import Corpus, Pieces
+from bertsmith.data.pieces import Corpus, Pieces, longest_piece, sequence_lengths
 
 ONE_BLOCK_TOKENS = 1 << 27
 """A corpus of up to so many tokens is one block, planned in under half a second."""
@@ -71,16 +71,28 @@ class BlockPlan:
     """What every epoch has in common in one block."""
 
     pieces: Pieces
+    lengths_S: NDArray[np.int32]
+    """Tokens of the sequence of each piece."""
+
     shapes: PackShapes
 
 
-def plan_block(corpus: Corpus, blocks: Blocks, block: int, packing: PackingConfig) -> BlockPlan:
+def plan_block(
+    corpus: Corpus,
+    blocks: Blocks,
+    block: int,
+    packing: PackingConfig,
+    objective: Objective = "mlm",
+) -> BlockPlan:
     """Read the lengths of a block's documents, and plan its packs."""
     pieces = Pieces(
-        corpus, max_sequence_tokens=packing.max_sequence_tokens, runs=blocks.runs_of(block)
+        corpus,
+        max_sequence_tokens=longest_piece(packing, objective),
+        runs=blocks.runs_of(block),
     )
-    shapes = plan_packs(pieces.lengths_S, capacity_tokens=packing.tokens_per_pack)
-    return BlockPlan(pieces=pieces, shapes=shapes)
+    lengths_S = sequence_lengths(pieces, objective)
+    shapes = plan_packs(lengths_S, capacity_tokens=packing.tokens_per_pack)
+    return BlockPlan(pieces=pieces, lengths_S=lengths_S, shapes=shapes)
 
 
 class EpochLayout:

@@ -8,6 +8,17 @@ MaskingSchedule = Literal["covering", "independent"]
 MaskingUnit = Literal["token", "word", "span"]
 MaskingFate = Literal["unit", "token"]
 ShareSchedule = Literal["constant", "linear", "two_stage"]
+Objective = Literal["mlm", "mlm+nsp", "mlm+sop"]
+"""What pretraining asks: hidden tokens, and maybe whether a second segment comes next (BERT's) or
+two segments stand in order (ALBERT's)."""
+
+SHORTEST_PAIR = 5
+"""Tokens of the shortest sequence of two segments: [CLS] x [SEP] x [SEP]."""
+
+
+def has_pairs(objective: Objective) -> bool:
+    """Whether sequences are two segments, of which one more thing is asked."""
+    return objective != "mlm"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,9 @@ about a given size (all of them where the text is no larger), which bounds memor
 Classic masking (`MaskingConfig.is_classic`) draws by pack. It is counted as if each document drew
 for itself: the same chances, other draws.
 
+Of an epoch that is not done, a piece counts from the step on that holds its first segment, if it is
+cut in two (`data.pairs`).
+
 Shape legend: T tokens of the sample, S its pieces, V token types.
 """
 
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from bertsmith.data.blocks import RUNS_OF_A_BLOCK, Blocks
 from bertsmith.data.config import PackingConfig
 from bertsmith.data.frequency import BUCKETS, TypeFrequencies
-from bertsmith.data.pieces import Corpus, Pieces, is_inner
+from bertsmith.data.pieces import Corpus, Pieces, is_inner, longest_piece
 from bertsmith.data.stream import PretrainStream
 
 SAMPLE_TOKENS = 1 << 20
@@ -144,7 +147,9 @@ class CoverageCounter:
         runs = min(RUNS_OF_A_BLOCK, num_documents // num_samples) if num_samples > 1 else 1
         sampled = Blocks(num_documents=num_documents, num_blocks=num_samples, runs_of_a_block=runs)
         self._pieces = Pieces(
-            corpus, max_sequence_tokens=packing.max_sequence_tokens, runs=sampled.runs_of(0)
+            corpus,
+            max_sequence_tokens=longest_piece(packing, stream.objective),
+            runs=sampled.runs_of(0),
         )
         inner_S = self._pieces.lengths_S.astype(np.int64) - 2
         self._starts_S1 = np.concatenate([[0], np.cumsum(inner_S)])

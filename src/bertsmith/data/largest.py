@@ -7,13 +7,13 @@ positions.
 
 import torch
 
-from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, positions_of
+from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, PairTargets, positions_of
 from bertsmith.data.examples import Examples
 from bertsmith.data.pieces import SequenceVocab
 
 
 def largest_masked(
-    vocab: SequenceVocab, *, tokens: int, longest: int, num_hidden: int
+    vocab: SequenceVocab, *, tokens: int, longest: int, num_hidden: int, has_pairs: bool = False
 ) -> MaskedBatch:
     """A pack for pretraining.
 
@@ -22,11 +22,18 @@ def largest_masked(
         tokens: In the pack.
         longest: Of a sequence: all have as many, but for the last.
         num_hidden: Tokens to predict.
+        has_pairs: Whether every sequence is a pair to judge.
     """
     ids_T = torch.full((tokens,), vocab.mask_id, dtype=torch.int64)
+    inputs = _in_sequences(ids_T, longest)
     positions_M = torch.arange(num_hidden) * tokens // num_hidden
+    pairs = None
+    if has_pairs:
+        positions_M = positions_M[~torch.isin(positions_M, inputs.starts_N1)]
+        sequences_P = torch.arange(inputs.num_sequences)
+        pairs = PairTargets(sequences_P=sequences_P, labels_P=torch.zeros_like(sequences_P))
     return MaskedBatch(
-        inputs=_in_sequences(ids_T, longest), positions_M=positions_M, targets_M=ids_T[positions_M]
+        inputs=inputs, positions_M=positions_M, targets_M=ids_T[positions_M], pairs=pairs
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.batch import PackedBatch
+from bertsmith.data.config import SHORTEST_PAIR, Objective, PackingConfig, has_pairs
 from bertsmith.data.masking import MaskingVocab
 
 NUM_SPECIAL_TOKENS = 2  # [CLS] before a piece, [SEP] after it
@@ -210,6 +211,22 @@ class Pieces:
         tokens_S = np.repeat(lengths_D, counts_D)
         inner_S = tokens_S * (numbers_S + 1) // counts_S - tokens_S * numbers_S // counts_S
         return (inner_S + NUM_SPECIAL_TOKENS).astype(np.int32)
+
+
+def longest_piece(packing: PackingConfig, objective: Objective) -> int:
+    """Most tokens of a piece as `Pieces` counts them: a pair has a [SEP] more than a piece."""
+    return packing.max_sequence_tokens - has_pairs(objective)
+
+
+def sequence_lengths(pieces: Pieces, objective: Objective) -> NDArray[np.int32]:
+    """Tokens of the sequence of each piece, as planned.
+
+    Of pairs at most: a piece of a single word stays whole and so has no second [SEP], which is not
+    known until its text is read.
+    """
+    if not has_pairs(objective):
+        return pieces.lengths_S
+    return pieces.lengths_S + (pieces.lengths_S >= SHORTEST_PAIR - 1).astype(np.int32)
 
 
 def is_inner(starts: NDArray[np.integer]) -> NDArray[np.bool_]:

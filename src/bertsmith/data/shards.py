@@ -162,7 +162,7 @@ class TokenCorpus:
         if not self._has_words:
             raise UserError(
                 f"{self.folder.parent}: was prepared without the beginnings of words; prepare it "
-                "again with --overwrite, or give --masking.unit token"
+                "again with --overwrite, or give --masking.unit token and --objective mlm"
             )
         shard, local = self._find(index)
         start, end = int(shard.offsets_D1[local]), int(shard.offsets_D1[local + 1])

@@ -3,7 +3,7 @@
 Shape legend: B blocks of documents, S pieces (sequences), P packs, T packed tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -13,13 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.batch import MaskedBatch, PackedBatch, StepShare
+from bertsmith.batch import MaskedBatch, PackedBatch, PairTargets, StepShare
 from bertsmith.data.block_counts import COUNTS_FILE, BlockCount, count_blocks
 from bertsmith.data.blocks import BLOCKS_ABREAST, BlockPlan, EpochLayout, cut_blocks, plan_block
-from bertsmith.data.config import MaskingConfig, PackingConfig
+from bertsmith.data.config import MaskingConfig, Objective, PackingConfig, has_pairs
 from bertsmith.data.masking import Masker, PieceText, mask_pack
 from bertsmith.data.packing import longest_first
-from bertsmith.data.pieces import Corpus, Pieces, SequenceVocab, is_inner
+from bertsmith.data.pairs import NO_PIECE, PairMaker, match_pieces
+from bertsmith.data.pieces import (
+    Corpus,
+    Pieces,
+    SequenceVocab,
+    is_inner,
+    longest_piece,
+    sequence_lengths,
+)
 from bertsmith.data.prefetch import prefetch
 from bertsmith.errors import UserError
 
@@ -44,6 +52,10 @@ class _Deal:
     piece_at_S: NDArray[np.int64]
     """The piece at each place, longest first."""
 
+    matched_S: NDArray[np.int64] | None
+    """Of each place, the piece that the piece there is matched with, or `NO_PIECE`; None if pieces
+    are not matched."""
+
     packs_P: NDArray[np.int64]
     """The order of the packs."""
 
@@ -59,6 +71,14 @@ class _Pack(NamedTuple):
     pieces_S: NDArray[np.int64]
     """Its own, longest first."""
 
+    matched_S: NDArray[np.int64]
+    """What each of them is matched with."""
+
+    def laid(self, pieces_S: NDArray[np.int64]) -> PackedBatch:
+        """Some pieces of the block, with the pack's place in the step."""
+        first_row = self.number_in_step << ROWS_OF_A_PACK_BITS
+        return replace(self.pieces.pack(pieces_S), first_row=first_row)
+
 
 class PretrainStream:
     """Every piece of every document once an epoch, packed and masked anew each time.
@@ -69,6 +89,9 @@ class PretrainStream:
     sequences of a length meet, in what order the packs of a block come, and what is hidden. Every
     epoch has the same number of steps, and any step, or any rank's share of it, is built from the
     few blocks that it lies in.
+
+    With an objective of pairs each piece is cut in two segments (`data.pairs`), and tokens keep the
+    masks that they have in their piece, wherever they are put.
 
     Masks are keyed by seed, epoch and place in the epoch: a step's content knows nothing of ranks
     or threads. Methods may be called from any thread.
@@ -82,6 +105,7 @@ class PretrainStream:
         masking: MaskingConfig,
         tokens_per_step: int,
         seed: int,
+        objective: Objective = "mlm",
         type_counts_V: NDArray[np.int64] | None = None,
         advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -96,14 +120,19 @@ class PretrainStream:
             masking: What to hide.
             tokens_per_step: Most tokens in a step: as many whole packs as that allows, at least 1.
             seed: Of order and masks, at least 0.
+            objective: What is asked besides hidden tokens.
             type_counts_V: How often each id occurs in the corpus; needed for a rare boost.
             advance: Told the blocks counted and in all, where there are several and no note.
 
         Raises:
-            UserError: The corpus has no tokens.
+            UserError: The corpus has no tokens, or too few documents for the objective.
         """
         self._corpus, self._masking, self._seed, self._packing = corpus, masking, seed, packing
-        if masking.unit != "token" and corpus.num_documents:
+        self.objective = objective
+        self._pairs: PairMaker | None = None
+        if has_pairs(objective):
+            self._pairs = PairMaker(objective=objective, seed=seed)
+        if (masking.unit != "token" or self._pairs is not None) and corpus.num_documents:
             corpus.word_starts(0)  # or says now that there are none
         self._masker = Masker(
             masking,
@@ -112,6 +141,13 @@ class PretrainStream:
             type_counts_V=type_counts_V,
         )
         self._blocks = cut_blocks(corpus)
+        if objective == "mlm+nsp" and 0 < corpus.num_documents < 2 * self._blocks.num_blocks:
+            raise UserError(
+                f"--objective {objective}: wrong next segments come from other documents, and the "
+                f"training text has too few (documents: {corpus.num_documents}, blocks: "
+                f"{self._blocks.num_blocks}); prepare it in more, shorter ones, or give "
+                "--objective mlm+sop"
+            )
         # Those abreast now, and those of the next group, which a step made ahead may reach.
         num_kept = 2 * min(self._blocks.num_blocks, BLOCKS_ABREAST)
         self._plan_of = lru_cache(maxsize=num_kept)(self._make_plan)
@@ -119,18 +155,21 @@ class PretrainStream:
         self._layout_of = lru_cache(maxsize=2)(self._make_layout)
         self._counts: list[BlockCount] | None = None
         if self._blocks.num_blocks > 1:
-            self._counts = count_blocks(corpus, self._blocks, packing, advance=advance)
+            self._counts = count_blocks(
+                corpus, self._blocks, packing, objective=objective, advance=advance
+            )
             self._num_packs_B = np.array([count.packs for count in self._counts], np.int64)
             num_tokens = sum(count.tokens for count in self._counts)
         else:
             only = self._plan_of(0)
             self._num_packs_B = np.array([only.shapes.num_packs], np.int64)
-            num_tokens = int(only.pieces.lengths_S.sum(dtype=np.int64))
+            num_tokens = int(only.lengths_S.sum(dtype=np.int64))
         self._num_packs = int(self._num_packs_B.sum())
         if self._num_packs == 0:
             raise UserError("the data to train on holds no tokens; prepare it from other text")
         self.num_tokens_per_epoch = num_tokens
-        """Tokens of an epoch, special tokens included."""
+        """Tokens of an epoch, special tokens included; of pairs, one more for each piece of a
+        single word than there are."""
         self.packs_per_epoch = self._num_packs
         """Packs of an epoch, the same in every one."""
         self.packs_per_step = max(tokens_per_step // packing.tokens_per_pack, 1)
@@ -143,7 +182,7 @@ class PretrainStream:
         """Tokens of the longest sequence; of a corpus of several blocks, at most."""
         if self._blocks.num_blocks > 1:
             return self._packing.max_sequence_tokens
-        return int(self._plan_of(0).pieces.lengths_S.max())
+        return int(self._plan_of(0).lengths_S.max())
 
     @property
     def fullest(self) -> int:
@@ -177,7 +216,8 @@ class PretrainStream:
         packs = [self._masked(pack, epoch) for pack in mine]
         num_packs = len(self._range_of(step))
         if len(packs) < -(-num_packs // num_ranks):
-            packs.append(_filler(self._corpus.vocab, number=rank + len(packs) * num_ranks))
+            filler = _filler(self._corpus.vocab, number=rank + len(packs) * num_ranks)
+            packs.append(filler if self._pairs is None else replace(filler, pairs=_no_pairs()))
         return StepShare(
             packs=packs,
             numbers=[pack.number_in_step for pack in mine],
@@ -186,26 +226,42 @@ class PretrainStream:
 
     def _masked(self, pack: _Pack, epoch: int) -> MaskedBatch:
         try:
-            batch = replace(
-                pack.pieces.pack(pack.pieces_S),
-                first_row=pack.number_in_step << ROWS_OF_A_PACK_BITS,
-            )
-            if not self._masking.is_classic:
-                text = self._text_of(pack.pieces, pack.pieces_S, batch)
-                return self._masker.mask(batch, text, epoch=epoch)
-            return mask_pack(
-                batch,
-                config=self._masking,
-                vocab=self._corpus.vocab,
-                rng=_rng(self._seed, epoch, pack.number_in_epoch, _Purpose.MASKS),
-                share=float(self._masking.share_in(epoch)),
-            )
+            return self._single(pack, epoch) if self._pairs is None else self._paired(pack, epoch)
         except UserError:
             raise
         except Exception as error:
             documents = sorted(set(pack.pieces.documents_of(pack.pieces_S).tolist()))
             error.add_note(f"while reading documents {documents} of {self._corpus.folder}")
             raise
+
+    def _single(self, pack: _Pack, epoch: int) -> MaskedBatch:
+        """A sequence for each piece."""
+        batch = pack.laid(pack.pieces_S)
+        if self._masking.is_classic:
+            return self._classic(batch, pack, epoch)
+        return self._masker.mask(
+            batch, self._text_of(pack.pieces, pack.pieces_S, batch), epoch=epoch
+        )
+
+    def _paired(self, pack: _Pack, epoch: int) -> MaskedBatch:
+        """A pair of segments for each piece; masks are those of whole pieces."""
+        assert self._pairs is not None
+        layout = self._pairs.lay(pack.pieces, pack.pieces_S, pack.matched_S, epoch=epoch)
+        sources = pack.laid(layout.sources_Q)
+        if self._masking.is_classic:
+            masked = self._classic(layout.packed(sources), pack, epoch)
+            return replace(masked, pairs=layout.targets())
+        text = self._text_of(pack.pieces, layout.sources_Q, sources)
+        return layout.arranged(self._masker.mask(sources, text, epoch=epoch))
+
+    def _classic(self, batch: PackedBatch, pack: _Pack, epoch: int) -> MaskedBatch:
+        return mask_pack(
+            batch,
+            config=self._masking,
+            vocab=self._corpus.vocab,
+            rng=_rng(self._seed, epoch, pack.number_in_epoch, _Purpose.MASKS),
+            share=float(self._masking.share_in(epoch)),
+        )
 
     def predicted(self, document: int, *, epoch: int) -> NDArray[np.bool_]:
         """Which tokens of a document an epoch predicts; no pack is built.
@@ -221,11 +277,7 @@ class PretrainStream:
             One for each token of the document, its special tokens left out.
         """
         assert not self._masking.is_classic
-        pieces = Pieces(
-            self._corpus,
-            max_sequence_tokens=self._packing.max_sequence_tokens,
-            runs=[range(document, document + 1)],
-        )
+        pieces = self._cut([range(document, document + 1)])
         return self.predicted_of(pieces, np.arange(pieces.num_pieces), epoch=epoch)
 
     def predicted_of(
@@ -271,21 +323,29 @@ class PretrainStream:
         ]
 
     def documents_of(self, step: int) -> list[list[int]]:
-        """Which documents the sequences of each pack of a step are from, in the pack's order."""
-        return [
-            pack.pieces.documents_of(pack.pieces_S).tolist()
-            for pack in self._packs_of(step, rank=0, num_ranks=1)
-        ]
+        """Which documents the sequences of each pack of a step are from, in the pack's order.
+
+        Of pairs, all documents that a pack has text of, ascending.
+        """
+        epoch, _ = self.epoch_of(step)
+        found = []
+        for pack in self._packs_of(step, rank=0, num_ranks=1):
+            pieces_S = pack.pieces_S
+            if self._pairs is not None:
+                layout = self._pairs.lay(pack.pieces, pieces_S, pack.matched_S, epoch=epoch)
+                pieces_S = layout.sources_Q
+            found.append(pack.pieces.documents_of(pieces_S).tolist())
+        return found
 
     def some_lengths(self, *, at_most: int) -> NDArray[np.int32]:
         """Tokens of some sequences of the largest block, special ones included; at least one."""
         block = int(np.argmax(self._num_packs_B))
-        lengths_S = Pieces(
-            self._corpus,
-            max_sequence_tokens=self._packing.max_sequence_tokens,
-            runs=self._blocks.runs_of(block),
-        ).lengths_S
+        lengths_S = sequence_lengths(self._cut(self._blocks.runs_of(block)), self.objective)
         return lengths_S[:: -(-len(lengths_S) // at_most)]
+
+    def _cut(self, runs: Sequence[range]) -> Pieces:
+        longest = longest_piece(self._packing, self.objective)
+        return Pieces(self._corpus, max_sequence_tokens=longest, runs=runs)
 
     def _range_of(self, step: int) -> range:
         """The packs of a step by their numbers in the epoch."""
@@ -301,7 +361,13 @@ class PretrainStream:
             block, number_in_block = layout.find(pack)
             plan, deal = self._plan_of(block), self._deal_of(epoch, block)
             places_S = plan.shapes.places_of(int(deal.packs_P[number_in_block]))
-            packs.append(_Pack(number, pack, plan.pieces, deal.piece_at_S[places_S]))
+            pieces_S = deal.piece_at_S[places_S]
+            matched_S = (
+                np.full(len(pieces_S), NO_PIECE)
+                if deal.matched_S is None
+                else deal.matched_S[places_S]
+            )
+            packs.append(_Pack(number, pack, plan.pieces, pieces_S, matched_S))
         return packs
 
     def _make_layout(self, epoch: int) -> EpochLayout:
@@ -310,7 +376,7 @@ class PretrainStream:
         return EpochLayout(block_B, self._num_packs_B[block_B])
 
     def _make_plan(self, block: int) -> BlockPlan:
-        plan = plan_block(self._corpus, self._blocks, block, self._packing)
+        plan = plan_block(self._corpus, self._blocks, block, self._packing, self.objective)
         if self._counts is not None and self._counts[block].packs != plan.shapes.num_packs:
             raise UserError(
                 f"{self._corpus.folder}/{COUNTS_FILE}: block {block} has "
@@ -322,10 +388,12 @@ class PretrainStream:
     def _make_deal(self, epoch: int, block: int) -> _Deal:
         plan = self._plan_of(block)
         rng = _rng(self._seed, epoch, block, _Purpose.ORDER)
-        return _Deal(
-            piece_at_S=longest_first(plan.pieces.lengths_S, rng),
-            packs_P=rng.permutation(plan.shapes.num_packs),
-        )
+        piece_at_S = longest_first(plan.lengths_S, rng)
+        packs_P = rng.permutation(plan.shapes.num_packs)
+        matched_S = None
+        if self.objective == "mlm+nsp":
+            matched_S = match_pieces(piece_at_S, plan.pieces.documents_of(piece_at_S), rng)
+        return _Deal(piece_at_S=piece_at_S, matched_S=matched_S, packs_P=packs_P)
 
 
 def _filler(vocab: SequenceVocab, *, number: int) -> MaskedBatch:
@@ -340,6 +408,11 @@ def _filler(vocab: SequenceVocab, *, number: int) -> MaskedBatch:
     )
     none_M = torch.zeros(0, dtype=torch.int64)
     return MaskedBatch(inputs=inputs, positions_M=none_M, targets_M=none_M)
+
+
+def _no_pairs() -> PairTargets:
+    none_P = torch.zeros(0, dtype=torch.int64)
+    return PairTargets(sequences_P=none_P, labels_P=none_P)
 
 
 def _rng(seed: int, first: int, second: int, purpose: _Purpose) -> np.random.Generator:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         load_classifier,
         load_encoder,
         load_masked_lm,
+        load_paired_lm,
     )
     from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
     from bertsmith.hf.stored_model import LoadReport
@@ -29,6 +30,7 @@ _PLACES = {
     "load_classifier": "load",
     "load_encoder": "load",
     "load_masked_lm": "load",
+    "load_paired_lm": "load",
     "TOKENIZER_FILES": "save",
     "recover_model": "save",
     "save_model": "save",
@@ -44,6 +46,7 @@ __all__ = [
     "load_classifier",
     "load_encoder",
     "load_masked_lm",
+    "load_paired_lm",
     "parse_config",
     "read_config",
     "read_labels",

@@ -24,11 +24,12 @@ OWN_MODEL_TYPE = "bertsmith-bert"
 """The model type of a BERT with a head that `transformers` has not: it refuses what it does not
 know, where under its own name it would leave part of the head out and give other scores."""
 
-Task = Literal["encoder", "masked_lm", "classifier"]
+Task = Literal["encoder", "masked_lm", "paired_lm", "classifier"]
 
 _ARCHITECTURES: dict[Task, str] = {
     "encoder": "BertModel",
     "masked_lm": "BertForMaskedLM",
+    "paired_lm": "BertForPreTraining",
     "classifier": "BertForSequenceClassification",
 }
 

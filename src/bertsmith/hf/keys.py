@@ -1,10 +1,10 @@
 """The table of names: each parameter of ours, and the tensors a Hugging Face BERT stores it in.
 
-One table, read in both directions. Ours are the names inside `MaskedLM` and
-`SequenceClassifier` (the encoder under ``encoder.``); theirs are those of `BertForMaskedLM`
-and `BertForSequenceClassification`. The one change of shape is that our ``qkv`` is their
-query, key and value stacked along the rows. A head's norm, which they have no place for, keeps our
-name and stands in a file of its own (`hf.head`).
+One table, read in both directions. Ours are the names inside `MaskedLM`, `PairedLM` and
+`SequenceClassifier` (the encoder under ``encoder.``); theirs are those of `BertForMaskedLM`,
+`BertForPreTraining` and `BertForSequenceClassification`. The one change of shape is that our
+``qkv`` is their query, key and value stacked along the rows. A head's norm, which they have no
+place for, keeps our name and stands in a file of its own (`hf.head`).
 """
 
 import re
@@ -16,6 +16,7 @@ _MODULES = (
     ("encoder.embeddings.segment", "bert.embeddings.token_type_embeddings"),
     ("encoder.embeddings.norm", "bert.embeddings.LayerNorm"),
     ("pooler", "bert.pooler.dense"),
+    ("relation", "cls.seq_relationship"),
     ("classifier", "classifier"),
     ("transform", "cls.predictions.transform.dense"),
     ("norm", "cls.predictions.transform.LayerNorm"),

@@ -20,7 +20,7 @@ from bertsmith.hf.hub import resolve
 from bertsmith.hf.stored_model import LoadReport, StoredModel, listed
 from bertsmith.model.config import EncoderConfig, HeadNorm
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskedLM, SequenceClassifier
+from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
 
 
 def load_encoder(
@@ -70,14 +70,39 @@ def load_masked_lm(
     """
     folder = resolve(where)
     config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
-    checkpoint = StoredModel.open(folder, config)
     with torch.random.fork_rng(devices=[]):  # torch's own start is overwritten: leave no trace
         model = MaskedLM(config)
-    head = ("transform", "norm", "bias")
-    report = checkpoint.fill(model, parts=(head,), seed=seed)
-    if not report.new:
+    return model, _fill_lm(model, folder, parts=(_LM_HEAD,), seed=seed)
+
+
+def load_paired_lm(
+    where: str | Path,
+    *,
+    seed: int,
+    hidden_dropout_prob: float | None = None,
+    attention_probs_dropout_prob: float | None = None,
+) -> tuple[PairedLM, LoadReport]:
+    """As `load_masked_lm`, with a pooler and a head for pairs; each is new where it is lacking."""
+    folder = resolve(where)
+    config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
+    with torch.random.fork_rng(devices=[]):
+        model = PairedLM(config)
+    parts = (_LM_HEAD, ("pooler",), ("relation",))
+    return model, _fill_lm(model, folder, parts=parts, seed=seed)
+
+
+_LM_HEAD = ("transform", "norm", "bias")
+
+
+def _fill_lm(
+    model: MaskedLM, folder: Path, *, parts: Sequence[tuple[str, ...]], seed: int
+) -> LoadReport:
+    """Give a model what is stored, and check that its decoder may share the token table."""
+    checkpoint = StoredModel.open(folder, model.encoder.config)
+    report = checkpoint.fill(model, parts=parts, seed=seed)
+    if not set(_LM_HEAD) & set(report.new):
         checkpoint.require_tied(model.encoder.embeddings.token.weight)
-    return model, report
+    return report
 
 
 def load_classifier(

@@ -14,7 +14,7 @@ from bertsmith.hf.head import HEAD_FILE, parameters_for_transformers, write_head
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskedLM, SequenceClassifier
+from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -133,6 +133,8 @@ def recover_model(folder: Path) -> None:
 
 def _task_of(model: Model) -> Task:
     match model:
+        case PairedLM():
+            return "paired_lm"
         case MaskedLM():
             return "masked_lm"
         case SequenceClassifier():

@@ -34,6 +34,10 @@ class RunShape:
     most_read: int | None = None
     """A bound on the tokens that a head reads; None: the share alone."""
 
+    pair_share: float = 0.0
+    """Of a pack's tokens, how many begin a pair of segments that a masked LM judges as well. 0: it
+    judges none, and has no head for it."""
+
     evaluation_tokens: int | None = None
     """Tokens of a pack in evaluation; None: as in training."""
 
@@ -97,7 +101,7 @@ class RunShape:
 
     def num_read(self, tokens: int) -> int:
         """Tokens of a pack whose last hidden state the head reads, at most."""
-        found = math.ceil(self.read_share * tokens)
+        found = math.ceil(self.read_share * tokens) + math.ceil(self.pair_share * tokens)
         return max(found if self.most_read is None else min(found, self.most_read), 1)
 
     def rows_of_pass(self, tokens: int) -> tuple[int, int]:
@@ -164,6 +168,9 @@ def parameters_of(shape: RunShape) -> Parameters:
     block_products = 4 * width * width + 2 * width * inner
     if shape.task == "masked_lm":
         head_products, head = width * width, width * width + 3 * width + e.vocab_size
+        if shape.pair_share:  # a pooler and two scores
+            head_products += width * width + 2 * width
+            head += width * width + 3 * width + 2
     else:
         head_products = width * width + width * shape.num_labels
         head = head_products + width + shape.num_labels

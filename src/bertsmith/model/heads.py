@@ -3,7 +3,8 @@
 A loss is a `LossSum`, never a mean: the step divides once, by the targets of every micro-batch
 and rank, which is what keeps gradients right under accumulation (docs/decisions).
 
-Shape legend: T packed tokens, N sequences, M masked positions, D width, V vocabulary, C classes.
+Shape legend: T packed tokens, N sequences, M masked positions, P pairs of segments, R rows that a
+head reads, D width, V vocabulary, C classes.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from bertsmith.batch import LabelledBatch, LossSum, MaskedBatch, PackedBatch
 from bertsmith.model.chunked_loss import NO_TARGET, chunked_loss, row_slices
 from bertsmith.model.config import EncoderConfig, HeadNorm, logits_rows
 from bertsmith.model.dropout import apply_dropout, dropout_at
-from bertsmith.model.encoder import Encoder, activate
+from bertsmith.model.encoder import Encoder, activate, with_repeats
 from bertsmith.model.fused import masked_loss
 from bertsmith.model.head_norm import BatchNorm, make_head_norm, normalized
 
@@ -55,16 +56,19 @@ class MaskedLM(nn.Module):
         hidden_MD, table_VD = self.encoder.with_table(
             batch, dropout_seed=dropout_seed, rows_M=positions_M
         )
-        hidden_MD = self.transform(hidden_MD)
-        return self.norm(activate(hidden_MD, self.encoder.config.hidden_act)), table_VD
+        return self._transformed(hidden_MD), table_VD
 
-    def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
-        """Cross-entropy at the masked positions, summed; 0 and no gradient if there are none."""
-        hidden_MD, table_VD = self._decoder_input(
-            batch.inputs, batch.positions_M, dropout_seed=dropout_seed
+    def _transformed(self, hidden_MD: Tensor) -> Tensor:
+        """What the decoder reads of hidden states."""
+        transformed_MD: Tensor = self.norm(
+            activate(self.transform(hidden_MD), self.encoder.config.hidden_act)
         )
-        num_more = len(hidden_MD) - batch.num_targets
-        targets_M = F.pad(batch.targets_M, (0, num_more), value=NO_TARGET)
+        return transformed_MD
+
+    def _nats(self, hidden_MD: Tensor, table_VD: Tensor, targets_M: Tensor) -> Tensor:
+        """Cross-entropy of what the decoder reads, summed; rows beyond the targets have none."""
+        num_more = len(hidden_MD) - len(targets_M)
+        targets_M = F.pad(targets_M, (0, num_more), value=NO_TARGET)
         is_wide = len(targets_M) > logits_rows(table_VD.shape[0])
         loss = chunked_loss if is_wide else masked_loss
         nats = loss(hidden_MD, table_VD, self.bias, targets_M)
@@ -73,6 +77,14 @@ class MaskedLM(nn.Module):
             nats = F.cross_entropy(
                 logits_MV.float(), targets_M, ignore_index=NO_TARGET, reduction="sum"
             )
+        return nats
+
+    def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
+        """Cross-entropy at the masked positions, summed; 0 and no gradient if there are none."""
+        hidden_MD, table_VD = self._decoder_input(
+            batch.inputs, batch.positions_M, dropout_seed=dropout_seed
+        )
+        nats = self._nats(hidden_MD, table_VD, batch.targets_M)
         return LossSum(nats=nats, num_targets=batch.num_targets)
 
     @torch.no_grad()
@@ -94,6 +106,48 @@ class MaskedLM(nn.Module):
         slices = row_slices(batch.num_targets, logits_rows(table_VD.shape[0]))
         nats, right = zip(*[of_rows(at) for at in slices], strict=True)
         return torch.cat(nats), torch.cat(right)
+
+
+class PairedLM(MaskedLM):
+    """A masked LM that also judges how the two segments of a sequence belong together.
+
+    First token -> pooler (tanh) -> two scores: 0, the second segment follows the first in the text;
+    1, it does not. BERT's next-sentence head, which ALBERT's sentence order uses as well.
+
+    Source: Devlin et al. 2019, section 3.1; `transformers.BertForPreTraining`.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Allocate; `initialize` or a checkpoint gives values."""
+        super().__init__(config)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.relation = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
+        """Two sums of cross-entropy: over the masked positions, and over the pairs; shape (2,)."""
+        assert batch.pairs is not None, "a batch of pairs"
+        firsts_P = batch.inputs.starts_N1[batch.pairs.sequences_P].long()
+        rows_R = torch.cat([batch.positions_M, firsts_P]).sort().values
+        hidden_RD, table_VD = self.encoder.with_table(
+            batch.inputs, dropout_seed=dropout_seed, rows_M=rows_R
+        )
+        hidden_MD = hidden_RD[torch.searchsorted(rows_R, with_repeats(batch.positions_M))]
+        first_PD = hidden_RD[torch.searchsorted(rows_R, firsts_P)]
+        of_tokens = self._nats(self._transformed(hidden_MD), table_VD, batch.targets_M)
+        logits_P2 = self._relation_P2(first_PD)
+        of_pairs = F.cross_entropy(logits_P2.float(), batch.pairs.labels_P, reduction="sum")
+        return LossSum(nats=torch.stack([of_tokens, of_pairs]), num_targets=batch.num_targets)
+
+    @torch.no_grad()
+    def pair_logits_P2(self, batch: MaskedBatch) -> Tensor:
+        """Scores of the two labels for each pair, without dropout."""
+        assert batch.pairs is not None, "a batch of pairs"
+        firsts_P = batch.inputs.starts_N1[batch.pairs.sequences_P].long()
+        return self._relation_P2(self.encoder(batch.inputs, dropout_seed=None, rows_M=firsts_P))
+
+    def _relation_P2(self, first_PD: Tensor) -> Tensor:
+        logits_P2: Tensor = self.relation(torch.tanh(self.pooler(first_PD)))
+        return logits_P2
 
 
 class SequenceClassifier(nn.Module):

@@ -30,7 +30,7 @@ from bertsmith.parallel.world import World
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
-INFERENCE_METHODS = ("logits_MV", "logits_NC", "nats_and_right_M")
+INFERENCE_METHODS = ("logits_MV", "logits_NC", "nats_and_right_M", "pair_logits_P2")
 """What evaluation calls instead of forward; FSDP has to gather parameters for them too."""
 
 

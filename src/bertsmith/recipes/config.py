@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bertsmith.checkpoint.config import SaveConfig
-from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
+from bertsmith.data.config import (
+    SHORTEST_PAIR,
+    MaskingConfig,
+    Objective,
+    PackingConfig,
+    TableConfig,
+    has_pairs,
+)
 from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig
 from bertsmith.model.parts import HEAD, read_parts
@@ -60,6 +67,11 @@ class PretrainConfig:
     attention_probs_dropout_prob: float | None = None
     """Overrides the model's dropout on attention."""
 
+    objective: Objective = "mlm"
+    """What is learned. mlm: to name hidden tokens. mlm+nsp: also whether a second segment comes
+    next in the text or is of another document (BERT). mlm+sop: also whether two segments stand in
+    order or swapped (ALBERT)."""
+
     packing: PackingConfig = field(default_factory=PackingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -107,6 +119,7 @@ class PretrainConfig:
                 f"tokens_per_step {self.tokens_per_step} is below packing.tokens_per_pack "
                 f"{self.packing.tokens_per_pack}; a step has at least one pack, so lower that too"
             )
+        _check_objective(self.objective, self.packing)
         _check_training(self)
 
 
@@ -342,6 +355,9 @@ class CoverageConfig:
     epochs: float
     """Passes over the data."""
 
+    objective: Objective = "mlm"
+    """As in pretraining: pairs of segments leave one token fewer for text in a sequence."""
+
     packing: PackingConfig = field(default_factory=PackingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
 
@@ -363,6 +379,7 @@ class CoverageConfig:
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
         _check_at_least_one(self, "tokens_per_step", "sample_tokens")
+        _check_objective(self.objective, self.packing)
         if not 0.0 < self.epochs < math.inf:
             raise ValueError(f"epochs is {self.epochs}; it must be over 0")
         if self.seed < 0:
@@ -625,6 +642,19 @@ def _check_freeze(freeze: str | None) -> None:
         raise ValueError(f"freeze is {freeze!r}: {error}") from error
     if HEAD in parts:
         raise ValueError(f"freeze is {freeze!r}; the head is always trained")
+
+
+def _check_objective(objective: Objective, packing: PackingConfig) -> None:
+    """Reject what is none, and sequences too short for two segments."""
+    if objective not in get_args(Objective):
+        raise ValueError(
+            f"objective is {objective!r}; it must be one of {', '.join(get_args(Objective))}"
+        )
+    if has_pairs(objective) and packing.max_sequence_tokens < SHORTEST_PAIR:
+        raise ValueError(
+            f"objective {objective} needs packing.max_sequence_tokens of at least {SHORTEST_PAIR}, "
+            f"for [CLS] x [SEP] x [SEP]; it is {packing.max_sequence_tokens}"
+        )
 
 
 def _check_training(config: PretrainConfig | FinetuneConfig) -> None:

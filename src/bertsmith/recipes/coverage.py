@@ -42,6 +42,7 @@ def coverage(config: CoverageConfig) -> Coverage:
         masking=config.masking,
         tokens_per_step=config.tokens_per_step,
         seed=config.seed,
+        objective=config.objective,
         type_counts_V=frequencies.counts_V,
     )
     counter = CoverageCounter(

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import torch
 
+from bertsmith.data.config import has_pairs
 from bertsmith.data.tokenizer import Vocab, load_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import LoadReport, check_vocabulary, load_masked_lm, read_config, resolve
+from bertsmith.hf import (
+    LoadReport,
+    check_vocabulary,
+    load_masked_lm,
+    load_paired_lm,
+    read_config,
+    resolve,
+)
 from bertsmith.model.config import PRESETS, EncoderConfig
-from bertsmith.model.heads import MaskedLM, initialize
+from bertsmith.model.heads import MaskedLM, PairedLM, initialize
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.say import Say
 
@@ -34,14 +42,15 @@ def make_masked_lm(
     Raises:
         UserError: The model cannot be had, or does not fit the data.
     """
+    model: MaskedLM
     if checkpoint is not None:
-        model, _ = _load(checkpoint, config)
+        model, _ = load_for(config, checkpoint)
         return model
     longest = config.packing.max_sequence_tokens
     shape = new_shape(config.model, vocab, longest=longest)
     if shape is None:
         folder = resolve(config.model)
-        model, report = _load(folder, config)
+        model, report = load_for(config, folder)
         check_same_tokenizer(folder, tokenizer_folder, say=say)
         say(str(report))
     else:
@@ -50,7 +59,7 @@ def make_masked_lm(
         if config.attention_probs_dropout_prob is not None:
             shape = replace(shape, attention_probs_dropout_prob=config.attention_probs_dropout_prob)
         with torch.random.fork_rng(devices=[]):  # torch's own start is overwritten
-            model = MaskedLM(shape)
+            model = (PairedLM if has_pairs(config.objective) else MaskedLM)(shape)
         initialize(model, config=shape, seed=config.seed)
         say(f"model: all weights are new, from seed {config.seed}")
     check_vocabulary(model.encoder.config, num_tokens=vocab.size, where=str(tokenizer_folder))
@@ -60,11 +69,23 @@ def make_masked_lm(
             f"--packing.max_sequence_tokens {longest}: the model has {positions} positions; give "
             "at most that"
         )
+    if has_pairs(config.objective) and model.encoder.config.type_vocab_size < 2:
+        raise UserError(
+            f"--objective {config.objective}: the model has a single token type "
+            "(type_vocab_size), where two segments need two; give another --model, or --objective "
+            "mlm"
+        )
     return model
 
 
-def _load(folder: Path, config: PretrainConfig) -> tuple[MaskedLM, LoadReport]:
-    return load_masked_lm(
+def load_for(config: PretrainConfig, folder: Path) -> tuple[MaskedLM, LoadReport]:
+    """A model with the heads that the objective trains; what the folder lacks of them is new.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    load = load_paired_lm if has_pairs(config.objective) else load_masked_lm
+    return load(
         folder,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,

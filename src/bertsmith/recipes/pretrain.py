@@ -8,8 +8,9 @@ import math
 from pathlib import Path
 
 from bertsmith.batch import MaskedBatch
+from bertsmith.data.config import has_pairs
 from bertsmith.data.frequency import corpus_frequencies
-from bertsmith.data.held_out import valid_batches
+from bertsmith.data.held_out import valid_batches, valid_pairs
 from bertsmith.data.largest import largest_masked
 from bertsmith.data.shards import TokenCorpus, open_shards
 from bertsmith.data.stream import PretrainStream, prefetch
@@ -111,7 +112,7 @@ def _pretrain(
     if checkpoint is not None:
         lines.append(f"resumed from {checkpoint}")
     settings = loop_config(config, data.stream)
-    text = Text(longest=data.stream.longest, fullest=data.stream.fullest)
+    text = text_of(data.stream)
     planned = plan_run(
         lambda: pretraining_shape(config, model.encoder.config, ground, text),
         micro_batch=config.micro_batch,
@@ -147,7 +148,17 @@ def _pretrain(
             tokens=tokens,
             longest=text.longest,
             num_hidden=math.ceil(config.masking.largest_share * tokens),
+            has_pairs=has_pairs(config.objective),
         ),
+    )
+
+
+def text_of(stream: PretrainStream) -> Text:
+    """What the planner has to know of the text."""
+    return Text(
+        longest=stream.longest,
+        fullest=stream.fullest,
+        mean_tokens=float(stream.some_lengths(at_most=10_000).mean()),
     )
 
 
@@ -230,15 +241,23 @@ def open_data(config: PretrainConfig, *, verify: bool = True) -> PretrainData:
         masking=config.masking,
         tokens_per_step=config.tokens_per_step,
         seed=config.seed,
+        objective=config.objective,
         type_counts_V=frequencies.counts_V,
     )
     valid: list[MaskedBatch] = []
+    pairs: list[MaskedBatch] = []
+    packing, max_tokens = config.packing, config.eval.max_tokens
     if held_out.num_documents:
-        valid = valid_batches(held_out, packing=config.packing, max_tokens=config.eval.max_tokens)
+        valid = valid_batches(held_out, packing=packing, max_tokens=max_tokens)
+    if held_out.num_documents and has_pairs(config.objective):
+        pairs = valid_pairs(
+            held_out, packing=packing, max_tokens=max_tokens, objective=config.objective
+        )
     return PretrainData(
         corpus=corpus,
         stream=stream,
         valid=valid,
+        valid_pairs=pairs,
         frequencies=frequencies,
         tokenizer_folder=folder / "tokenizer",
     )

@@ -12,16 +12,18 @@ import torch
 from bertsmith.batch import MaskedBatch
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
+from bertsmith.data.config import has_pairs
 from bertsmith.data.coverage import CoverageCounter
 from bertsmith.data.frequency import BUCKETS, TypeFrequencies
 from bertsmith.data.shards import TokenCorpus
 from bertsmith.data.stream import PretrainStream
-from bertsmith.hf import load_masked_lm, save_model, write_model_files
+from bertsmith.hf import save_model, write_model_files
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.flops import training_flop
-from bertsmith.model.heads import MaskedLM
+from bertsmith.model.heads import MaskedLM, PairedLM
 from bertsmith.recipes.config import PretrainConfig
 from bertsmith.recipes.coverage import named
+from bertsmith.recipes.masked_lm import load_for
 from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
 from bertsmith.report.coverage_report import PLOT_FILE, coverage_markdown, write_coverage_plot
@@ -33,7 +35,13 @@ from bertsmith.report.run_folder import peak_memory_bytes, versions
 from bertsmith.report.training_log import TrainingLog
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Outcome
-from bertsmith.train.validation import GroupScores, MaskedScores, TypeGroups, score_masked_lm
+from bertsmith.train.validation import (
+    GroupScores,
+    MaskedScores,
+    TypeGroups,
+    score_masked_lm,
+    score_pairs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,10 @@ class PretrainSummary:
 
     valid_by_frequency: dict[str, GroupScores] | None
     """The same of rare, middle and frequent token types (`data.frequency`)."""
+
+    valid_pair_loss: float | None
+    valid_pair_accuracy: float | None
+    """Share of pairs of segments judged right; None where the objective has no pairs."""
 
     coverage: dict[str, Any] | None
     """What has been predicted how often (`data.coverage`); None before the end."""
@@ -111,6 +123,9 @@ class PretrainData:
     valid: list[MaskedBatch]
     """Packs to score on, their masks fixed; empty if nothing was held out."""
 
+    valid_pairs: list[MaskedBatch]
+    """Packs to score pairs on; empty if there are none, or the objective has none."""
+
     frequencies: TypeFrequencies
     """Of the token types in the text to train on."""
 
@@ -135,6 +150,7 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
         super().__init__(rig, model, state, identity=identity, settings=config)
         self._config, self._data, self._budget = config, data, budget
         self._scores: MaskedScores | None = None
+        self._pair_scores: GroupScores | None = None
         self._coverage: dict[str, Any] | None = None
         self._groups = TypeGroups(
             names=BUCKETS, group_V=torch.from_numpy(data.frequencies.bucket_V).long()
@@ -152,6 +168,9 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
         )
         if not held_out:
             say("no text was held out by `bertsmith prepare`: there will be no validation loss")
+        if has_pairs(config.objective):
+            judged = sum(len(b.pairs.labels_P) for b in self._data.valid_pairs if b.pairs)
+            say(f"objective: {config.objective}; scored on {judged:,} pairs of held-out text")
         masking = config.masking
         of_share = "" if masking.share_end is None else f" to {masking.share_end:.0%}"
         say(
@@ -200,13 +219,21 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
             stop_asked=self.stop_asked,
         )
         self._scores = scores
+        self._pair_scores = self._scored_pairs(state)
         named = {"loss": scores.loss, "perplexity": scores.perplexity, "accuracy": scores.accuracy}
         for name, group in scores.groups.items():
             named |= {f"loss_{name}": group.loss, f"accuracy_{name}": group.accuracy}
+        said_pairs = ""
+        if self._pair_scores is not None:
+            named |= {
+                "pair_loss": self._pair_scores.loss,
+                "pair_accuracy": self._pair_scores.accuracy,
+            }
+            said_pairs = f", {self._pair_scores.accuracy:.1%} of pairs"
         self._log.scores(named, state)
         self._speaker.say(
             f"step {state.step:,}: validation loss {scores.loss:.4f}, perplexity "
-            f"{scores.perplexity:,.1f}, {scores.accuracy:.1%} of hidden tokens right"
+            f"{scores.perplexity:,.1f}, {scores.accuracy:.1%} of hidden tokens{said_pairs} right"
         )
         if not math.isfinite(scores.loss):
             return replace(state, value=None)
@@ -214,6 +241,20 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
         if state.best_value is None or value > state.best_value:
             state = replace(state, best_value=value, best_step=state.step)
         return replace(state, value=value)
+
+    def _scored_pairs(self, state: RunState) -> GroupScores | None:
+        """Of the fixed pairs, if there are any."""
+        if not self._data.valid_pairs:
+            return None
+        assert isinstance(self._model, PairedLM), "made for the objective"
+        return score_pairs(
+            self._model,
+            self._data.valid_pairs,
+            self._compute,
+            self._world,
+            max_tokens=state.micro_batch_tokens,
+            stop_asked=self.stop_asked,
+        )
 
     @cached_property
     def _counter(self) -> CoverageCounter:
@@ -257,7 +298,7 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
 
     def load_model(self, checkpoint: Path) -> MaskedLM:
         """The model of one of the run's checkpoints."""
-        return load_masked_lm(checkpoint, seed=self._config.seed)[0]
+        return load_for(self._config, checkpoint)[0]
 
     def write_model(self, folder: Path, model: MaskedLM, step: int) -> None:
         """A complete Hugging Face folder."""
@@ -290,6 +331,7 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
     def summarize(self, status: str, state: RunState) -> PretrainSummary:
         """Write `summary.json`."""
         log, scores, stream = self._log, self._scores, self._data.stream
+        of_pairs = self._pair_scores
         rate = None if log is None else log.tokens_per_second
         if rate is None and state.train_seconds > 0.0:  # resumed with nothing left to do
             rate = state.tokens / state.train_seconds
@@ -307,6 +349,8 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
             valid_perplexity=None if scores is None else scores.perplexity,
             valid_accuracy=None if scores is None else scores.accuracy,
             valid_by_frequency=None if scores is None else dict(scores.groups),
+            valid_pair_loss=None if of_pairs is None else of_pairs.loss,
+            valid_pair_accuracy=None if of_pairs is None else of_pairs.accuracy,
             coverage=self._coverage,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             planned_peak_bytes=self.planned_peak_bytes,
@@ -330,6 +374,7 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
             "validation perplexity": shown(summary.valid_perplexity, ",.2f"),
             "hidden tokens named right": shown(summary.valid_accuracy, ".2%"),
             **_shown_by_frequency(summary.valid_by_frequency or {}),
+            **_shown_pairs(summary.valid_pair_accuracy),
             "training loss": shown(summary.train_loss, ".4f"),
             "steps": f"{summary.steps:,}",
             "real tokens": f"{summary.real_tokens:,} ({summary.epochs:g} epochs)",
@@ -347,6 +392,7 @@ class PretrainRun(TrainingRun[MaskedLM, PretrainSummary]):
             },
             settings={
                 "model": config.model,
+                "objective": config.objective,
                 "parameters": f"{summary.parameters:,}",
                 "tokens a step": f"{config.tokens_per_step:,}",
                 "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
@@ -377,6 +423,11 @@ def _shown_by_frequency(groups: Mapping[str, GroupScores]) -> dict[str, str]:
         )
         for name, group in groups.items()
     }
+
+
+def _shown_pairs(accuracy: float | None) -> dict[str, str]:
+    """A line of the card, for an objective of pairs."""
+    return {} if accuracy is None else {"pairs judged right": f"{accuracy:.2%}"}
 
 
 def said_budget(budget: Budget) -> str:

@@ -1,7 +1,8 @@
 """One optimizer step, and the only place where a gradient is asked for.
 
 The loss of a step is the mean over all its targets: losses travel as sums, the number of targets is
-counted over all ranks before the first backward, and there is one division. Cutting a step into
+counted over all ranks before the first backward, and there is one division. A loss of several means
+(hidden tokens and pairs, say) has a sum and a count for each of them. Cutting a step into
 more packs, or sharing it out over ranks, therefore changes nothing but rounding (transformers
 scales such gradients wrongly: issue 47688).
 """
@@ -44,8 +45,8 @@ class Batch(Cuttable, Protocol):
         ...
 
     @property
-    def num_targets(self) -> int:
-        """Terms of the loss."""
+    def target_counts(self) -> tuple[int, ...]:
+        """Targets of each sum of the loss, as many sums in every pack of a run."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -64,13 +65,15 @@ class StepReport:
     """Steps done, this one included."""
 
     loss: float
-    """Nats a target, over the whole step; 0 if it had no target."""
+    """Nats a target, over the whole step; 0 if it had no target. Of several means their sum."""
 
     grad_norm: float
     """L2 norm of the gradient before clipping."""
 
     learning_rate: float
     num_targets: int
+    """Of all sums together."""
+
     num_tokens: int
     """Real tokens."""
 
@@ -158,7 +161,7 @@ def train_step(
     except (AbandonedError, OutOfMemoryError):
         optimizer.zero_grad(set_to_none=True)
         raise
-    num_targets = sum(pack.num_targets for pack in share.packs)
+    num_targets = sum(sum(pack.target_counts) for pack in share.packs)
     sums = strategy.world.sums([*own_losses, num_targets, *strategy.tokens_by_device(share)])
     losses, num_targets = sums[: share.num_packs], round(sums[share.num_packs])
     tokens_by_device = sums[share.num_packs + 1 :]
@@ -243,7 +246,8 @@ def _backward(
         OutOfMemoryError, LoneOutOfMemoryError: Neither is it here.
     """
     world = strategy.world
-    counted = world.begin_sums([sum(pack.num_targets for pack in share.packs)])
+    by_sum = zip(*(pack.target_counts for pack in share.packs), strict=True)
+    counted = world.begin_sums([sum(counts) for counts in by_sum])
     dropout_seed = dropout_seed_of(seed, step=step)
     parts = cut_packs(share.packs, max_tokens=micro_batch_tokens, world=world)
     rounds = list(strategy.rounds([part.batch for part in parts]))
@@ -253,10 +257,9 @@ def _backward(
         """One pass forward and back."""
         with compute.autocast():
             losses = strategy.losses(some, dropout_seed=dropout_seed)
-        num_targets = max(counted.wait()[0], 1.0)
-        # A part without targets is run all the same: other ranks wait for its gradient, 0.
+        of_all = counted.wait()
         found = [
-            loss.nats / num_targets if part.num_targets else loss.nats * 0.0
+            _share_of_means(loss.nats, part.target_counts, of_all)
             for loss, part in zip(losses, some, strict=True)
         ]
         mean_shares.extend(mean_share.detach() for mean_share in found)
@@ -279,6 +282,19 @@ def _backward(
         if part.pack is not None and part.pack < len(share.numbers):  # fillers come last
             by_pack[share.numbers[part.pack]] += value
     return by_pack
+
+
+def _share_of_means(nats: Tensor, counts: Sequence[int], of_all: Sequence[float]) -> Tensor:
+    """What a part adds to the loss: each of its sums over the targets that all parts have of it.
+
+    A sum without targets is taken all the same: other ranks wait for its gradient, 0.
+    """
+    sums = [nats] if nats.ndim == 0 else nats.unbind()
+    shares = [
+        one / max(whole, 1.0) if count else one * 0.0
+        for one, count, whole in zip(sums, counts, of_all, strict=True)
+    ]
+    return shares[0] if len(shares) == 1 else torch.stack(shares).sum()
 
 
 def _ran_out_of_memory(run: Callable[[], None], compute: Compute) -> bool:

@@ -1,6 +1,6 @@
-"""How well a model names hidden tokens of text it was not trained on.
+"""How well a model names hidden tokens of text it was not trained on, and judges pairs of it.
 
-Shape legend: M masked positions, V vocabulary, G groups of token types.
+Shape legend: M masked positions, P pairs, V vocabulary, G groups of token types.
 """
 
 import math
@@ -8,23 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import MaskedBatch
-from bertsmith.model.heads import MaskedLM
+from bertsmith.model.heads import MaskedLM, PairedLM
 from bertsmith.parallel.world import World, dealt, never
 from bertsmith.train.precision import Compute
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScores:
-    """Scores over the targets of some token types."""
+    """Scores over some targets, such as those of some token types."""
 
     loss: float
     """Nats a target; NaN where there is none."""
 
     accuracy: float
-    """Share of targets whose most likely token is the right one; NaN where there is none."""
+    """Share of targets whose most likely answer is the right one; NaN where there is none."""
 
     num_targets: int
 
@@ -100,6 +101,32 @@ def score_masked_lm(
         num_targets=whole.num_targets,
         groups=dict(zip(groups.names, by_group, strict=True)),
     )
+
+
+@torch.no_grad()
+def score_pairs(
+    model: PairedLM,
+    batches: Sequence[MaskedBatch],
+    compute: Compute,
+    world: World,
+    *,
+    max_tokens: int | None = None,
+    stop_asked: Callable[[], bool] = never,
+) -> GroupScores:
+    """Score a model on fixed pairs of segments; arguments and errors as of `score_masked_lm`."""
+    found_B3 = torch.zeros(len(batches), 3, dtype=torch.float64)
+    for number, batch in dealt(batches, world, stop_asked=stop_asked):
+        world.beat("the validation")
+        for part in [batch] if max_tokens is None else batch.cut(max_tokens):
+            assert part.pairs is not None, "batches of pairs"
+            with compute.autocast():
+                logits_P2 = model.pair_logits_P2(part.to(compute.device)).float().cpu()
+            labels_P = part.pairs.labels_P
+            if number is not None:
+                found_B3[number, 0] += len(labels_P)
+                found_B3[number, 1] += F.cross_entropy(logits_P2, labels_P, reduction="sum")
+                found_B3[number, 2] += (logits_P2.argmax(-1) == labels_P).sum()
+    return _scores(*world.sum_tensor(found_B3).sum(0).tolist())
 
 
 def _scores(num_targets: float, nats: float, right: float) -> GroupScores:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.data.config import has_pairs
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME, read_config
 from bertsmith.memory.shapes import (
@@ -54,6 +55,9 @@ class Text:
 
     fullest: int
     """Tokens of the fullest pack, at most."""
+
+    mean_tokens: float
+    """Tokens of a sequence on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,11 @@ def pretraining_shape(
         tokens_per_pack=tokens if text is None else min(tokens, text.fullest),
         longest=most if text is None else text.longest,
         read_share=config.masking.largest_share,
+        pair_share=(
+            1.0 / (most if text is None else text.mean_tokens)
+            if has_pairs(config.objective)
+            else 0.0
+        ),
         moment_bytes=MOMENT_BYTES[config.optim.moments],
         has_snapshot=True,
     )
