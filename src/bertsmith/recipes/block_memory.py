@@ -13,6 +13,7 @@ from bertsmith.model.checkpointing import (
 )
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused import fused_library
+from bertsmith.model.lora import has_adapters
 from bertsmith.say import Say
 from bertsmith.train.precision import Compute
 
@@ -47,6 +48,7 @@ def body_of(encoder: Encoder, compute: Compute) -> Body:
     """How the encoder's blocks are computed; their probabilities are left out."""
     with compute.autocast():
         is_fused = fused_library(encoder.embeddings.token.weight) is not None
+    is_fused &= not has_adapters(encoder)
     return Body(is_fused=is_fused, element_bytes=compute.dtype.itemsize)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from bertsmith.checkpoint.config import SaveConfig
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
 from bertsmith.model.checkpointing import parse_checkpointing
-from bertsmith.model.config import HeadConfig
+from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
@@ -160,6 +160,7 @@ class FinetuneConfig:
 
     table: TableConfig = field(default_factory=TableConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
@@ -228,6 +229,8 @@ class FinetuneConfig:
             "log_every_steps",
         )
         _check_training(self)
+        if self.lora.is_on:
+            _check_lora(self)
         if self.micro_batch != "auto" and self.head.norm == "batch":
             raise ValueError(
                 "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
@@ -598,6 +601,24 @@ def _check_freeze(freeze: str | None) -> None:
         raise ValueError(f"freeze is {freeze!r}: {error}") from error
     if HEAD in parts:
         raise ValueError(f"freeze is {freeze!r}; the head is always trained")
+
+
+def _check_lora(config: FinetuneConfig) -> None:
+    if config.freeze is not None:
+        raise ValueError(
+            f"freeze is {config.freeze!r}, and with lora.rank {config.lora.rank} the whole encoder "
+            "is frozen; leave one of them out"
+        )
+    if config.head.norm != "none":
+        raise ValueError(
+            f"head.norm is {config.head.norm}, which an adapter's file has no place for; leave it "
+            "out, or lora.rank"
+        )
+    if config.parallel.strategy in ("dp", "fsdp"):
+        raise ValueError(
+            f"parallel.strategy is {config.parallel.strategy}, and with lora.rank it can be ddp "
+            "alone: every device holds the base, and nearly no gradients"
+        )
 
 
 def _check_training(config: PretrainConfig | FinetuneConfig) -> None:

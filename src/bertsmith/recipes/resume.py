@@ -40,6 +40,7 @@ KEYS_BEFORE = {
     "masking.unit": "token",
     "masking.rare_boost": 0.0,
     "masking.share_schedule": "constant",
+    "lora.rank": 0,
 }
 """What runs did before they had these keys."""
 
