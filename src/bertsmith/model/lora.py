@@ -121,6 +121,20 @@ def merged(model: ModelT) -> ModelT:
     return whole
 
 
+def share_equal(first: nn.Module, other: nn.Module) -> None:
+    """Have parameters of a model be those of another one where both have the same values.
+
+    Args:
+        first: Keeps its own.
+        other: Gives up its copies; not to be trained afterwards.
+    """
+    theirs = dict(first.named_parameters())
+    for name, parameter in other.named_parameters():
+        own = theirs.get(name)
+        if own is not None and own.shape == parameter.shape and torch.equal(own, parameter):
+            parameter.data = own.data
+
+
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
     """Add what adapters add to the weights in place; the adapters stay as they are."""

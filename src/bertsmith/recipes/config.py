@@ -243,10 +243,13 @@ class EvaluateConfig:
     """Score a fine-tuned classifier on a labelled table."""
 
     model: str
-    """Folder of a fine-tuned model."""
+    """Folder of a fine-tuned model; with an adapter, of the base that it was trained on."""
 
     data: str
     """Labelled table."""
+
+    adapter: str | None = None
+    """Folder of a LoRA adapter to merge into the model: of a run, or of peft."""
 
     table: TableConfig = field(default_factory=TableConfig)
 
@@ -275,10 +278,14 @@ class PredictConfig:
     """Label the texts of a file or of standard input, in their order."""
 
     model: str
-    """Folder of a fine-tuned model."""
+    """Folder of a fine-tuned model; with adapters, of the base that they were trained on."""
 
     data: str = "-"
     """Table, or plain text with one text a line (.txt); - reads lines from standard input."""
+
+    adapter: list[str] = field(default_factory=list)
+    """Folders of LoRA adapters to merge into the model: of runs, or of peft. Of several each gives
+    columns of its own, which carry its name."""
 
     output: str = "-"
     """CSV or JSONL file to write, by its ending; - writes CSV to standard output."""
@@ -306,6 +313,23 @@ class PredictConfig:
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
         _check_at_least_one(self, "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """Merge a LoRA adapter into its base: a model folder that needs no adapter."""
+
+    model: str
+    """Folder or hub name of the base."""
+
+    adapter: str
+    """Folder of the adapter: of a run, or of peft."""
+
+    output: str
+    """Model folder to write."""
+
+    overwrite: bool = False
+    """Replace a model that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
