@@ -109,6 +109,9 @@ class HeadConfig:
 LORA_TARGETS = ("query", "key", "value", "attention_out", "inner", "inner_out")
 """Products of a block that an adapter can be added to."""
 
+LORA_DEFAULT_TARGETS = ("query", "value")
+"""As in the paper's experiments, and in peft for BERT."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -125,7 +128,7 @@ class LoraConfig:
     dropout: float = 0.0
     """Chance that an element of an adapter's input is dropped."""
 
-    targets: list[str] = field(default_factory=lambda: ["query", "value"])
+    targets: list[str] = field(default_factory=lambda: list(LORA_DEFAULT_TARGETS))
     """Products that get one, in every block: query, key, value, attention_out, inner,
     inner_out."""
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bertsmith.batch import PackedBatch
 from bertsmith.model.adapter import Adapter, PassPlace, add_low_rank
-from bertsmith.model.attention import attention
+from bertsmith.model.attention import attention, body_for
 from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import Activation, EncoderConfig
 from bertsmith.model.dropout import Dropout, apply_dropout, dropout_at
@@ -296,21 +296,27 @@ class Block(nn.Module):
         rows_M = place.rows_M
         of_all = replace(place, rows_M=None)
         qkv_TD = self._product(self.qkv, hidden_TD, ("query", "key", "value"), of_all)
-        # Without dropout no body keeps probabilities.
-        keeps_probs = drop_probs.threshold != 0
+        # Without dropout no body keeps probabilities, and the kernels never do.
+        body = body_for(qkv_TD, heads=self.config.num_attention_heads, drop=drop_probs)
+        keeps_probs = drop_probs.threshold != 0 and body != "kernels"
         context_TD = _made_again(attend, qkv_TD) if again and keeps_probs else attend(qkv_TD)
         if rows_M is not None:  # from here on no token looks at another
             context_TD, hidden_TD = context_TD[rows_M], hidden_TD[rows_M]
-        made_TD = self._product(self.attention_out, context_TD, ("attention_out",), place)
-        added_TD = apply_dropout(made_TD, drop_attended, rows_M)
+        # Nested, so that the product is gone by the time of the sum.
+        added_TD = apply_dropout(
+            self._product(self.attention_out, context_TD, ("attention_out",), place),
+            drop_attended,
+            rows_M,
+        )
         sum_TD: Tensor = hidden_TD + added_TD
         return sum_TD
 
     def _fed_forward(self, sum_MD: Tensor, place: PassPlace) -> tuple[Tensor, Tensor]:
         """The norm of a sum, and what the feed-forward half adds to it, in plain torch."""
         middle_MD = self.attention_norm(sum_MD)
-        made_MF = self._product(self.inner, middle_MD, ("inner",), place)
-        inner_MF = activate(made_MF, self.config.hidden_act)
+        inner_MF = activate(
+            self._product(self.inner, middle_MD, ("inner",), place), self.config.hidden_act
+        )
         return middle_MD, self._product(self.inner_out, inner_MF, ("inner_out",), place)
 
     def _product(

@@ -158,6 +158,7 @@ def _finetune(
         longest=data.longest_example,
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
+        has_pooler=lora is not None and "pooler" not in lora.trained,
     )
     planned = plan_run(
         lambda: finetuning_shape(config, model.encoder.config, ground, table),
