@@ -86,14 +86,14 @@ class LoraWalk(PlainWalk):
         self._low_rank(f"low context {name}", 1, M, D, is_reached=self._reaches(i, 1))
         with ledger.within("added", "workspace", b * M * D):
             self._drop_out(f"attended {name}", M * D, b, keeps=self._reaches(i, 2))
-            ledger.hold(f"first sum {name}", "activations", s * M * D)
+            ledger.hold(f"first sum {name}", "activations", s * M * D + 2 * FP32 * M)
         if not self.num_adapters[1]:
             self._free(f"context {name}")
 
     def _fed_lora(self, i: int, M: int) -> None:
         """The first norm, and the feed-forward half up to its last product."""
         b, s, ledger, name, rows = self.b, self.s, self.ledger, str(i), M * self.D
-        ledger.hold(f"middle {name}", "activations", s * rows + 2 * FP32 * M)
+        ledger.hold(f"middle {name}", "activations", s * rows)
         if not self._reaches(i, 2):
             self._free(f"first sum {name}")
         if self.has_copies or self.num_adapters[2]:
@@ -176,16 +176,17 @@ class LoraWalk(PlainWalk):
         b, s, ledger, name = self.b, self.s, self.ledger, str(i)
         if self._reaches(i, 3):
             with ledger.within("d active", "workspace", b * M * F):
-                if self.num_adapters[3]:  # through the adapter, and then the sum of the two
-                    ledger.touch("workspace", (2 + self.drops_input) * b * M * F)
+                if self.num_adapters[3]:  # through the adapter first, which then is done
+                    ledger.touch("workspace", self.drops_input * b * M * F)
                     self._free(f"active {name}", f"low active {name}")
+                    ledger.touch("workspace", b * M * F)
                 ledger.hold("d inner", "workspace", b * M * F)
         ledger.drop("d added")
         if self._reaches(i, 2):
             self._free(f"inner {name}")
             ledger.hold("d middle", "workspace", b * rows)
             if self.num_adapters[2]:
-                ledger.touch("workspace", (2 + self.drops_input) * s * rows)
+                ledger.touch("workspace", (1 + self.drops_input) * s * rows)
             self._free("d inner", *self._fed_kept(name))
             ledger.touch("workspace", 2 * s * rows)
             self._free(f"first sum {name}", "d middle")
@@ -222,7 +223,7 @@ class LoraWalk(PlainWalk):
 
     def _forget_probabilities(self, name: str) -> None:
         if self.drops_probs and not self.has_kernels:
-            self.ledger.drop(f"probabilities {name}")
+            self._free(f"probabilities {name}")
 
     def _draw(self, size: int, bytes_each: int) -> None:
         """A dropout of what needs no gradient."""
