@@ -218,6 +218,7 @@ def test_a_base_that_has_changed_is_refused_in_resuming(
     ("change", "says"),
     [
         ({"lora": {"rank": -1}}, "rank is -1; it must be at least 1, or 0"),
+        ({"lora": {"rank": 0, "alpha": 8.0}}, "rank is 0, so there are no adapters for the other"),
         ({"lora": {"alpha": 0.0}}, "alpha is 0.0; it must be over 0"),
         ({"lora": {"dropout": 1.0}}, "dropout is 1.0"),
         ({"lora": {"targets": ["querry"]}}, "targets names 'querry'; give some of query, key"),

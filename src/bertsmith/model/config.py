@@ -146,6 +146,12 @@ class LoraConfig:
             raise ValueError(f"targets {what}; give some of {', '.join(LORA_TARGETS)}")
         if len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets names one twice: {', '.join(self.targets)}")
+        is_untouched = self.alpha is None and self.dropout == 0.0
+        if not self.is_on and not (is_untouched and self.targets == list(LORA_DEFAULT_TARGETS)):
+            raise ValueError(
+                "rank is 0, so there are no adapters for the other lora settings; give lora.rank, "
+                "such as 8"
+            )
 
     @property
     def is_on(self) -> bool:
