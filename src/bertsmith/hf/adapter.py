@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import UserError
+from bertsmith.hf.config_json import CONFIG_NAME
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import open_safetensors, read_metadata, write_weights
 from bertsmith.model.config import LORA_TARGETS, LoraConfig
@@ -137,13 +138,14 @@ def write_adapter(
 def write_checkpoint_file(
     folder: Path, model: nn.Module, *, trained: Sequence[str], base_sha256: str
 ) -> None:
-    """Write all that a run with adapters trains, under our names, into a checkpoint's folder.
+    """Write all that a run with adapters trains, under our names, beside a checkpoint's model.
 
     Raises:
         OSError: The disk is full or forbids it.
     """
     tensors = list(_trained_parameters(model, trained).items())
     write_weights(folder / CHECKPOINT_FILE, tensors, metadata={"base_sha256": base_sha256})
+    shutil.copymode(folder / CONFIG_NAME, folder / CHECKPOINT_FILE)
 
 
 def read_checkpoint_file(
