@@ -3,7 +3,7 @@
     python benchmarks/masking_comparison.py --text FILE --train TABLE --dev TABLE --work FOLDER \
         [--vocab_size 8192] [--epochs 7] [--seeds 3] [--only covering independent ...]
 
-Every run is the command line's: `prepare` once, then `pretrain`, `finetune` for each way and seed. A
+Every run is the command line's: `prepare` once, then `pretrain` and `finetune` a way and seed. A
 run that FOLDER has already is not made again. Prints a Markdown table, means and standard
 deviations over seeds, and writes comparison.json into FOLDER.
 """

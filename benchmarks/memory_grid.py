@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.memory.formula import plan_memory
-from bertsmith.memory.shapes import Body, NumberFormat, RunShape, Task
+from bertsmith.memory.shapes import Adapters, Body, NumberFormat, RunShape, Task
 from bertsmith.model.checkpointing import BlockMode, block_modes, parse_checkpointing
 from bertsmith.model.checkpointing import Body as BlockBody
-from bertsmith.model.config import PRESETS, EncoderConfig
+from bertsmith.model.config import LORA_TARGETS, PRESETS, EncoderConfig, LoraConfig
 
 HERE = Path(__file__).parent
 WITHIN, UNDER = 0.10, 0.03
 """The bounds: planned within 10 % of measured, and never more than 3 % under."""
 
-BERT_ROWS, FINETUNED_ROWS, LABELS = 30522, 4000, 3
+BERT_ROWS, FINETUNED_ROWS, LABELS, RANK = 30522, 4000, 3, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,17 @@ class Case:
     packs: int = 1
     vocabulary: int = BERT_ROWS
     checkpointing: str = "none"
+    lora: tuple[str, ...] = ()
+    """Targets of adapters of rank 8, which stand on a base with a pooler; none: no adapters."""
+
+    lora_dropout: float = 0.0
 
     @property
     def modes(self) -> tuple[BlockMode, ...]:
         """What each block keeps."""
         asked = parse_checkpointing(self.checkpointing)
         size = 4 if self.number_format == "fp32" else 2
-        blocks = BlockBody(is_fused=self.body == "kernels", element_bytes=size)
+        blocks = BlockBody(is_fused=self.body == "kernels" and not self.lora, element_bytes=size)
         return block_modes(asked, self.encoder, blocks)
 
     @property
@@ -66,7 +70,7 @@ class Case:
             f"{self.model.removeprefix('bert-')} {head} {self.tokens}x{self.packs} "
             f"longest {self.longest} {self.number_format} dropout {self.dropout:g} "
             f"{self.body} {self.checkpointing}"
-        )
+        ) + (f" lora {'+'.join(self.lora)} {self.lora_dropout:g}" if self.lora else "")
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -89,7 +93,15 @@ class Case:
             longest=self.longest,
             read_share=0.15 if is_mlm else 1.0 / self.longest,
             num_labels=LABELS,
-            trained_rows=None if is_mlm else FINETUNED_ROWS,
+            trained_rows=None if is_mlm or self.lora else FINETUNED_ROWS,
+            adapters=Adapters(
+                rank=RANK,
+                targets=self.lora,
+                drops=self.lora_dropout > 0.0,
+                trains_pooler=False,
+            )
+            if self.lora
+            else None,
             number_format=self.number_format,
             body=self.body,
             packs_per_step=self.packs,
@@ -196,6 +208,25 @@ def cases() -> list[Case]:
         )
         for checkpointing in ("selective", "full")
     ]
+    query_value = ("query", "value")
+    of_lora: list[tuple[str, int, int, tuple[str, ...], dict[str, Any]]] = [
+        ("bert-tiny", 2048, 128, query_value, {}),
+        ("bert-tiny", 2048, 128, LORA_TARGETS, {"lora_dropout": 0.1}),
+        ("bert-tiny", 2048, 128, ("inner",), {"dropout": 0.0}),
+        ("bert-tiny", 1024, 512, query_value, {"body": "plain"}),
+        ("bert-mini", 2048, 128, query_value, {"dropout": 0.0}),
+        ("bert-mini", 2048, 128, ("attention_out", "inner_out"), {"packs": 2}),
+        ("bert-mini", 4096, 128, query_value, {"checkpointing": "full"}),
+        ("bert-mini", 4096, 128, query_value, {"checkpointing": "selective"}),
+        ("bert-small", 2048, 128, query_value, {}),
+        ("bert-small", 2048, 128, LORA_TARGETS, {}),
+        ("bert-small", 1024, 128, query_value, {"body": "plain"}),
+        ("bert-base", 512, 128, query_value, {}),
+    ]
+    grid += [
+        Case(model=model, task="classifier", tokens=tokens, longest=longest, lora=targets, **more)
+        for model, tokens, longest, targets, more in of_lora
+    ]
     return grid
 
 
@@ -207,6 +238,7 @@ def measure(case: Case) -> dict[str, Any]:  # noqa: PLR0915 - one run, top to bo
     from bertsmith.checkpoint.saver import Snapshot
     from bertsmith.model.compact import CompactVocabulary
     from bertsmith.model.heads import MaskedLM, SequenceClassifier
+    from bertsmith.model.lora import attach, freeze_encoder
     from bertsmith.parallel.strategies import Strategy
     from bertsmith.parallel.world import World
     from bertsmith.train.config import OptimConfig
@@ -254,9 +286,13 @@ def measure(case: Case) -> dict[str, Any]:  # noqa: PLR0915 - one run, top to bo
             if is_mlm
             else SequenceClassifier(case.encoder, num_labels=LABELS)
         )
+        if case.lora:
+            config = LoraConfig(rank=RANK, dropout=case.lora_dropout, targets=list(case.lora))
+            attach(model, config, seed=0)
+            freeze_encoder(model, trained=("classifier",))
         model.encoder.checkpoint_blocks(case.modes)
         vocabulary = None
-        if not is_mlm:
+        if not is_mlm and not case.lora:
             vocabulary = CompactVocabulary(model.encoder, torch.arange(FINETUNED_ROWS))
             packs = [vocabulary.narrowed(batch) for batch in packs]
         strategy = Strategy(model, World())
@@ -279,8 +315,8 @@ def measure(case: Case) -> dict[str, Any]:  # noqa: PLR0915 - one run, top to bo
             if is_mlm:
                 score_masked_lm(model, packs[:1], compute, World())
                 return
-            assert vocabulary is not None
-            with torch.no_grad(), vocabulary.whole(), compute.autocast():
+            whole = vocabulary.whole() if vocabulary is not None else nullcontext()
+            with torch.no_grad(), whole, compute.autocast():
                 model.logits_NC(packs[0].inputs, dropout_seed=None)
 
         phase("step", lambda: step(0))

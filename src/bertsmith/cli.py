@@ -43,6 +43,7 @@ VERBS: dict[str, type] = {
     "finetune": configs.FinetuneConfig,
     "evaluate": configs.EvaluateConfig,
     "predict": configs.PredictConfig,
+    "merge": configs.MergeConfig,
     "fill": configs.FillConfig,
     "score": configs.ScoreConfig,
     "coverage": configs.CoverageConfig,

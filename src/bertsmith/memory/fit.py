@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bertsmith.memory.formula import MemoryPlan, plan_memory
-from bertsmith.memory.shapes import NumberFormat, RunShape
+from bertsmith.memory.shapes import Adapters, NumberFormat, RunShape, Sharing
 from bertsmith.model.checkpointing import BlockMode
+from bertsmith.model.config import LORA_DEFAULT_TARGETS
 
 STEP = 64
 """Sizes of packs are tried in multiples of so many tokens."""
@@ -14,6 +15,9 @@ MOST_TOKENS = 1 << 20
 """No pack is larger."""
 
 FSDP_RANKS = (2, 4, 8)
+
+LORA_RANK = 8
+"""Of the LoRA that is advised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +144,9 @@ def ways_to_fit(
                 1.0 + again_share(changed) - again_share(shape),
             )
         )
-    if shape.sharing != "fsdp":
+    if shape.task == "classifier" and shape.adapters is None and shape.head_norm == "none":
+        ways.append(_of_adapters(shape, limit_bytes))
+    if shape.sharing != "fsdp" and shape.adapters is None:
         for ranks in FSDP_RANKS:
             packs = -(-step_tokens // (shape.tokens_per_pack * ranks))
             changed = replace(shape, sharing="fsdp", ranks=ranks, packs_per_step=packs)
@@ -155,6 +161,25 @@ def ways_to_fit(
                 )
             )
     return ways
+
+
+def _of_adapters(shape: RunShape, limit_bytes: int) -> Way:
+    """LoRA as it is by default, on a base whose pooler is new.
+
+    Time: of a pass's three products, that for gradients of weights is not made. On a CPU the
+    kernels know no adapters, and nothing is won.
+    """
+    adapters = Adapters(rank=LORA_RANK, targets=LORA_DEFAULT_TARGETS)
+    sharing: Sharing = "ddp" if shape.ranks > 1 else "none"
+    changed = replace(shape, adapters=adapters, trained_rows=None, sharing=sharing)
+    return _way(
+        f"LoRA of rank {LORA_RANK}",
+        f"--lora.rank {LORA_RANK}",
+        changed,
+        limit_bytes,
+        2.0 / 3.0 if shape.device == "cuda" else 1.0,
+        "trains additions to a frozen encoder: another result",
+    )
 
 
 def least_needed(shape: RunShape, *, formats: Sequence[NumberFormat]) -> MemoryPlan:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from bertsmith.memory.fused_walk import FusedWalk
 from bertsmith.memory.ledger import Ledger
+from bertsmith.memory.lora_walk import LoraWalk
 from bertsmith.memory.plain_walk import PlainWalk
 from bertsmith.memory.shapes import RunShape, parameters_of
 from bertsmith.memory.walk import FP32, Walk
@@ -113,12 +114,13 @@ def _states(shape: RunShape) -> Ledger:
     ledger, counts = Ledger(), parameters_of(shape)
     shards = shape.ranks if shape.sharing == "fsdp" else 1
     ledger.hold("weights", "weights", -(-FP32 * counts.trained // shards))
+    ledger.hold("frozen", "weights", FP32 * counts.frozen)
     ledger.hold("aside", "weights", FP32 * counts.aside)
     ledger.hold("moments", "moments", -(-MOMENTS * shape.moment_bytes * counts.trained // shards))
     if counts.aside:  # which row stands for which id
         ledger.hold("row numbers", "workspace", 8 * (shape.encoder.vocab_size + shape.table_rows))
     if shape.has_snapshot and shape.device == "cpu":
-        whole = counts.trained - counts.table + max(counts.aside, counts.table)
+        whole = counts.trained - counts.table + max(counts.aside, counts.table) + counts.frozen
         ledger.hold("snapshot", "snapshot", FP32 * (whole + MOMENTS * counts.trained))
     return ledger
 
@@ -126,7 +128,9 @@ def _states(shape: RunShape) -> Ledger:
 def _walk(shape: RunShape, ledger: Ledger) -> Walk:
     # ddp's buckets hold every gradient from the start.
     accumulates = shape.packs_per_step > 1 or shape.sharing == "ddp"
-    kind = FusedWalk if shape.body == "kernels" else PlainWalk
+    kind: type[Walk] = FusedWalk if shape.body == "kernels" else PlainWalk
+    if shape.adapters is not None:
+        kind = LoraWalk
     return kind(shape, ledger, accumulates=accumulates)
 
 

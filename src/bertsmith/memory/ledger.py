@@ -35,6 +35,10 @@ class Ledger:
             category, num_bytes = self._held.pop(name)
             self._now[category] -= num_bytes
 
+    def holds(self, name: str) -> bool:
+        """Whether something is held under a name, be it of no size."""
+        return name in self._held
+
     def touch(self, category: Category, num_bytes: int) -> None:
         """Allocate and free at once."""
         self.hold("touched", category, num_bytes)

@@ -15,6 +15,21 @@ Sharing = Literal["none", "dp", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Adapters:
+    """LoRA on a frozen encoder, as far as memory depends on it."""
+
+    rank: int
+    targets: tuple[str, ...]
+    """Products of every block that have one, by `LORA_TARGETS`."""
+
+    drops: bool = False
+    """Whether their inputs have a dropout."""
+
+    trains_pooler: bool = True
+    """Whether the pooler is new, and trained with the classifier."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunShape:
     """What one device of a run has to hold and to compute."""
 
@@ -45,6 +60,9 @@ class RunShape:
     """Classes of a classifier."""
 
     head_norm: HeadNorm = "none"
+
+    adapters: Adapters | None = None
+    """None: the encoder itself is trained."""
 
     trained_rows: int | None = None
     """Rows of the token table that are trained, as `CompactVocabulary` picks them; None: all."""
@@ -155,6 +173,9 @@ class Parameters:
     aside: int
     """Of the whole token table, kept beside the rows that are trained; 0 if all are."""
 
+    frozen: int = 0
+    """Weights that have no gradient: under adapters, which are then what is counted of a block."""
+
     @property
     def trained(self) -> int:
         """All that have a gradient and moments."""
@@ -163,6 +184,28 @@ class Parameters:
 
 def parameters_of(shape: RunShape) -> Parameters:
     """Count the parameters of the model that a run trains."""
+    whole = _whole_parameters(shape)
+    if shape.adapters is None:
+        return whole
+    e, adapters = shape.encoder, shape.adapters
+    width, inner = e.hidden_size, e.intermediate_size
+    sides = {"inner": width + inner, "inner_out": width + inner}
+    block = sum(adapters.rank * sides.get(target, 2 * width) for target in adapters.targets)
+    pooler = 0 if adapters.trains_pooler else width * width + width
+    rows = (e.vocab_size - shape.table_rows) * width
+    return replace(
+        whole,
+        table=0,
+        embeddings=0,
+        block=block,
+        head=whole.head - pooler,
+        aside=0,
+        frozen=whole.trained - whole.head + pooler + rows,
+    )
+
+
+def _whole_parameters(shape: RunShape) -> Parameters:
+    """Of a model that is trained wholly."""
     e = shape.encoder
     width, inner = e.hidden_size, e.intermediate_size
     block_products = 4 * width * width + 2 * width * inner

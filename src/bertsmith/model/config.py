@@ -3,7 +3,8 @@
 Imports neither torch nor numpy, so that help and checks are instant.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Activation = Literal["gelu", "gelu_new", "relu"]
@@ -113,6 +114,64 @@ class HeadConfig:
             raise ValueError(
                 f"norm is {self.norm!r}; it must be one of {', '.join(get_args(HeadNorm))}"
             )
+
+
+LORA_TARGETS = ("query", "key", "value", "attention_out", "inner", "inner_out")
+"""Products of a block that an adapter can be added to."""
+
+LORA_DEFAULT_TARGETS = ("query", "value")
+"""As in the paper's experiments, and in peft for BERT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Train small additions to a frozen encoder instead of its weights (Hu et al. 2021, LoRA)."""
+
+    rank: int = 0
+    """Inner width of each adapter: W x becomes W x + alpha / rank * B A x, and of the encoder only
+    A and B are trained. 0: no adapters, all weights are trained."""
+
+    alpha: float | None = None
+    """Scale of what adapters add, times rank. None: twice the rank, so that the scale is 2 at any
+    rank and a learning rate that suits one suits the next."""
+
+    dropout: float = 0.0
+    """Chance that an element of an adapter's input is dropped."""
+
+    targets: list[str] = field(default_factory=lambda: list(LORA_DEFAULT_TARGETS))
+    """Products that get one, in every block: query, key, value, attention_out, inner,
+    inner_out."""
+
+    def __post_init__(self) -> None:
+        """Reject what no adapter can be."""
+        if self.rank < 0:
+            raise ValueError(f"rank is {self.rank}; it must be at least 1, or 0 for no adapters")
+        if self.alpha is not None and not 0.0 < self.alpha < math.inf:
+            raise ValueError(f"alpha is {self.alpha}; it must be over 0")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        unknown = [name for name in self.targets if name not in LORA_TARGETS]
+        if unknown or not self.targets:
+            what = f"names {unknown[0]!r}" if unknown else "is empty"
+            raise ValueError(f"targets {what}; give some of {', '.join(LORA_TARGETS)}")
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets names one twice: {', '.join(self.targets)}")
+        is_untouched = self.alpha is None and self.dropout == 0.0
+        if not self.is_on and not (is_untouched and self.targets == list(LORA_DEFAULT_TARGETS)):
+            raise ValueError(
+                "rank is 0, so there are no adapters for the other lora settings; give lora.rank, "
+                "such as 8"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are adapters."""
+        return self.rank > 0
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's product is multiplied with."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
 
 
 def _preset(layers: int, width: int, heads: int) -> EncoderConfig:

@@ -9,7 +9,7 @@ H heads, K head width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.batch import PackedBatch
-from bertsmith.model.attention import attention
+from bertsmith.model.adapter import Adapter, PassPlace, add_low_rank
+from bertsmith.model.attention import attention, body_for
 from bertsmith.model.checkpointing import BlockMode
 from bertsmith.model.config import Activation, EncoderConfig, num_ghost_rows
 from bertsmith.model.dropout import Dropout, apply_dropout, dropout_at
@@ -48,9 +49,14 @@ class Encoder(nn.Module):
 
     def checkpoint_blocks(self, modes: Sequence[BlockMode]) -> None:
         """Say what each block keeps for the backward pass; changes no result."""
-        for block, mode, next_mode in zip(self.blocks, modes, [*modes[1:], "none"], strict=True):
+        following: Block | None = None
+        for block, mode in reversed(list(zip(self.blocks, modes, strict=True))):
             assert isinstance(block, Block), "made above"
-            block.mode, block.hands_on = mode, next_mode != "none"
+            block.mode = mode
+            block.hands_on = (
+                following is not None and following.mode != "none" and not following.adapters
+            )
+            following = block
 
     def forward(
         self, batch: PackedBatch, *, dropout_seed: int | None, rows_M: Tensor | None = None
@@ -181,6 +187,9 @@ class Block(nn.Module):
         self.inner = nn.Linear(width, inner)
         self.inner_out = nn.Linear(inner, width)
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.adapters = nn.ModuleDict()
+        """Low-rank additions to the products, by `LORA_TARGETS`; `lora.attach` puts them here. A
+        block that has any is computed in plain torch, but for attention."""
 
     def forward(
         self,
@@ -221,7 +230,7 @@ class Block(nn.Module):
         )
         mode: BlockMode = self.mode if torch.is_grad_enabled() else "none"
         lib = fused_library(self.qkv.weight)
-        if lib is not None:
+        if lib is not None and not self.adapters:
             plan = BlockPlan(
                 lib=lib,
                 dtype=compute_dtype(self.qkv.weight),
@@ -236,20 +245,26 @@ class Block(nn.Module):
             )
             return run_block(hidden_TD, self._parameters_in_order(), plan, before)
 
+        assert before is None, "handed on to blocks on the kernels alone"
+        place = PassPlace(dropout_seed=dropout_seed, first_row=batch.first_row, rows_M=rows_M)
+
         def attended(hidden_TD: Tensor) -> Tensor:
             return self._attended(
-                hidden_TD, batch, rows_M, drop_probs, drop_attended, again=mode == "selective"
+                hidden_TD, batch, place, drop_probs, drop_attended, again=mode == "selective"
             )
+
+        def fed_forward(sum_MD: Tensor) -> tuple[Tensor, Tensor]:
+            return self._fed_forward(sum_MD, place)
 
         # A region's last product is not made again: nothing within the region needs its result.
         if mode == "full":
             middle_MD, added_MD = _made_again(
-                lambda hidden_TD: self._fed_forward(attended(hidden_TD)), hidden_TD
+                lambda hidden_TD: fed_forward(attended(hidden_TD)), hidden_TD
             )
         elif mode == "selective":
-            middle_MD, added_MD = _made_again(self._fed_forward, attended(hidden_TD))
+            middle_MD, added_MD = _made_again(fed_forward, attended(hidden_TD))
         else:
-            middle_MD, added_MD = self._fed_forward(attended(hidden_TD))
+            middle_MD, added_MD = fed_forward(attended(hidden_TD))
         added_MD = apply_dropout(added_MD, drop_inner, rows_M)
         return self.output_norm(middle_MD + added_MD), None
 
@@ -257,7 +272,7 @@ class Block(nn.Module):
         self,
         hidden_TD: Tensor,
         batch: PackedBatch,
-        rows_M: Tensor | None,
+        place: PassPlace,
         drop_probs: Dropout,
         drop_attended: Dropout,
         *,
@@ -268,7 +283,7 @@ class Block(nn.Module):
         Args:
             hidden_TD: The input.
             batch: The pack.
-            rows_M: Rows wanted.
+            place: Of the rows wanted.
             drop_probs: Dropout of probabilities.
             drop_attended: Dropout of what is added.
             again: Whether to make probabilities again rather than keep them.
@@ -283,21 +298,44 @@ class Block(nn.Module):
                 drop=drop_probs,
             )
 
-        qkv_TD = self.qkv(hidden_TD)
-        # Without dropout no body keeps probabilities.
-        keeps_probs = drop_probs.threshold != 0
+        rows_M = place.rows_M
+        of_all = replace(place, rows_M=None)
+        qkv_TD = self._product(self.qkv, hidden_TD, ("query", "key", "value"), of_all)
+        # Without dropout no body keeps probabilities, and the kernels never do.
+        body = body_for(qkv_TD, heads=self.config.num_attention_heads, drop=drop_probs)
+        keeps_probs = drop_probs.threshold != 0 and body != "kernels"
         context_TD = _made_again(attend, qkv_TD) if again and keeps_probs else attend(qkv_TD)
         if rows_M is not None:  # from here on no token looks at another
             context_TD, hidden_TD = context_TD[rows_M], hidden_TD[rows_M]
-        added_TD = apply_dropout(self.attention_out(context_TD), drop_attended, rows_M)
+        # Nested, so that the product is gone by the time of the sum.
+        added_TD = apply_dropout(
+            self._product(self.attention_out, context_TD, ("attention_out",), place),
+            drop_attended,
+            rows_M,
+        )
         sum_TD: Tensor = hidden_TD + added_TD
         return sum_TD
 
-    def _fed_forward(self, sum_MD: Tensor) -> tuple[Tensor, Tensor]:
+    def _fed_forward(self, sum_MD: Tensor, place: PassPlace) -> tuple[Tensor, Tensor]:
         """The norm of a sum, and what the feed-forward half adds to it, in plain torch."""
         middle_MD = self.attention_norm(sum_MD)
-        inner_MF = activate(self.inner(middle_MD), self.config.hidden_act)
-        return middle_MD, self.inner_out(inner_MF)
+        inner_MF = activate(
+            self._product(self.inner, middle_MD, ("inner",), place), self.config.hidden_act
+        )
+        return middle_MD, self._product(self.inner_out, inner_MF, ("inner_out",), place)
+
+    def _product(
+        self, linear: nn.Module, values_TI: Tensor, targets: Sequence[str], place: PassPlace
+    ) -> Tensor:
+        """A linear layer with its adapters; `targets` are equal shares of its output, in order."""
+        made_TO: Tensor = linear(values_TI)
+        share = made_TO.shape[1] // len(targets)
+        adapters = [
+            (i * share, cast(Adapter, self.adapters[target]))
+            for i, target in enumerate(targets)
+            if target in self.adapters
+        ]
+        return add_low_rank(made_TO, values_TI, adapters, place)
 
     def _parameters_in_order(self) -> BlockParameters:
         return BlockParameters(

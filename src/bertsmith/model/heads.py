@@ -220,7 +220,7 @@ def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:
                 elif parameter.ndim < 2:
                     parameter.zero_()
                 else:
-                    generator = torch.Generator().manual_seed(_seed_of(f"{name}.{key}", seed))
+                    generator = torch.Generator().manual_seed(seed_of(f"{name}.{key}", seed))
                     parameter.copy_(
                         torch.empty(parameter.shape).normal_(
                             0.0, config.initializer_range, generator=generator
@@ -232,7 +232,7 @@ def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:
                 module.embeddings.token.weight[config.pad_token_id].zero_()
 
 
-def _seed_of(name: str, seed: int) -> int:
+def seed_of(name: str, seed: int) -> int:
     """A stable 63-bit seed for a named tensor."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -13,6 +13,7 @@ from bertsmith.model.checkpointing import (
 )
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused import fused_library
+from bertsmith.model.lora import has_adapters
 from bertsmith.say import Say
 from bertsmith.train.precision import Compute
 
@@ -45,9 +46,14 @@ def set_checkpointing(text: str, encoder: Encoder, compute: Compute, *, say: Say
 
 def body_of(encoder: Encoder, compute: Compute) -> Body:
     """How the encoder's blocks are computed; their probabilities are left out."""
-    with compute.autocast():
-        is_fused = fused_library(encoder.embeddings.token.weight) is not None
+    is_fused = has_kernels(encoder, compute) and not has_adapters(encoder)
     return Body(is_fused=is_fused, element_bytes=compute.dtype.itemsize)
+
+
+def has_kernels(encoder: Encoder, compute: Compute) -> bool:
+    """Whether there are C kernels for the encoder as it is computed."""
+    with compute.autocast():
+        return fused_library(encoder.embeddings.token.weight) is not None
 
 
 def said_modes(modes: Sequence[BlockMode]) -> str:

@@ -22,6 +22,8 @@ from bertsmith.data.examples import ExampleTokenizer
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
+from bertsmith.hf.adapter import ADAPTER_CONFIG
+from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.config import EncoderConfig, HeadConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.recipes.config import Device
@@ -181,26 +183,44 @@ def longest_example(asked: int | None, limit: int, *, is_pair: bool) -> int:
     return asked
 
 
+def adapter_folder(where: str) -> Path:
+    """The folder of an adapter: itself, or the `adapter/` of a run folder."""
+    inner = Path(where) / "adapter"
+    if not (Path(where) / ADAPTER_CONFIG).exists() and (inner / ADAPTER_CONFIG).exists():
+        return inner
+    return Path(where)
+
+
 def open_classifier(
-    where: str, *, max_sequence_tokens: int | None, precision: Precision, device: Device
+    where: str,
+    *,
+    adapter: str | None = None,
+    max_sequence_tokens: int | None,
+    precision: Precision,
+    device: Device,
 ) -> Classifier:
     """Load a fine-tuned model, ready to read texts.
 
     Args:
         where: A model folder, a run folder or a hub name.
+        adapter: Folder of an adapter to merge into it, which then says the task; None: none.
         max_sequence_tokens: Longest example; None: as in fine-tuning, or else the model's limit.
         precision: Of the forward pass.
         device: Where to run it.
 
     Raises:
-        UserError: It is no classifier, or its tokenizer is missing or does not fit.
+        UserError: It is no classifier, or its tokenizer is missing or does not fit; or the adapter
+            cannot be read, or is for another base.
     """
     folder = model_folder(where)
-    model, _ = load_classifier(folder, labels=None)
-    labels = read_labels(folder, num_labels=model.classifier.out_features)
+    if adapter is None:
+        model, _ = load_classifier(folder, labels=None)
+        labels = read_labels(folder, num_labels=model.classifier.out_features)
+    else:
+        model, labels = load_adapted(folder, adapter_folder(adapter))
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config).tokenizer
-    task = read_task(folder)
+    task = read_task(folder if adapter is None else adapter_folder(adapter))
     if max_sequence_tokens is None and task is not None:
         max_sequence_tokens = task.max_sequence_tokens
     longest = longest_example(

@@ -17,7 +17,7 @@ from bertsmith.data.config import (
     has_pairs,
 )
 from bertsmith.model.checkpointing import parse_checkpointing
-from bertsmith.model.config import HeadConfig
+from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
@@ -173,6 +173,7 @@ class FinetuneConfig:
 
     table: TableConfig = field(default_factory=TableConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
@@ -241,6 +242,8 @@ class FinetuneConfig:
             "log_every_steps",
         )
         _check_training(self)
+        if self.lora.is_on:
+            _check_lora(self)
         if self.micro_batch != "auto" and self.head.norm == "batch":
             raise ValueError(
                 "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
@@ -253,10 +256,13 @@ class EvaluateConfig:
     """Score a fine-tuned classifier on a labelled table."""
 
     model: str
-    """Folder of a fine-tuned model."""
+    """Folder of a fine-tuned model; with an adapter, of the base that it was trained on."""
 
     data: str
     """Labelled table."""
+
+    adapter: str | None = None
+    """Folder of a LoRA adapter to merge into the model: of a run, or of peft."""
 
     table: TableConfig = field(default_factory=TableConfig)
 
@@ -312,10 +318,14 @@ class PredictConfig:
     """Label the texts of a file or of standard input, in their order."""
 
     model: str
-    """Folder of a fine-tuned model."""
+    """Folder of a fine-tuned model; with adapters, of the base that they were trained on."""
 
     data: str = "-"
     """Table, or plain text with one text a line (.txt); - reads lines from standard input."""
+
+    adapter: list[str] = field(default_factory=list)
+    """Folders of LoRA adapters to merge into the model: of runs, or of peft. Of several each gives
+    columns of its own, which carry its name."""
 
     output: str = "-"
     """CSV or JSONL file to write, by its ending; - writes CSV to standard output."""
@@ -343,6 +353,23 @@ class PredictConfig:
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
         _check_at_least_one(self, "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """Merge a LoRA adapter into its base: a model folder that needs no adapter."""
+
+    model: str
+    """Folder or hub name of the base."""
+
+    adapter: str
+    """Folder of the adapter: of a run, or of peft."""
+
+    output: str
+    """Model folder to write."""
+
+    overwrite: bool = False
+    """Replace a model that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -654,6 +681,24 @@ def _check_objective(objective: Objective, packing: PackingConfig) -> None:
         raise ValueError(
             f"objective {objective} needs packing.max_sequence_tokens of at least {SHORTEST_PAIR}, "
             f"for [CLS] x [SEP] x [SEP]; it is {packing.max_sequence_tokens}"
+        )
+
+
+def _check_lora(config: FinetuneConfig) -> None:
+    if config.freeze is not None:
+        raise ValueError(
+            f"freeze is {config.freeze!r}, and with lora.rank {config.lora.rank} the whole encoder "
+            "is frozen; leave one of them out"
+        )
+    if config.head.norm != "none":
+        raise ValueError(
+            f"head.norm is {config.head.norm}, which an adapter's file has no place for; leave it "
+            "out, or lora.rank"
+        )
+    if config.parallel.strategy in ("dp", "fsdp"):
+        raise ValueError(
+            f"parallel.strategy is {config.parallel.strategy}, and with lora.rank it can be ddp "
+            "alone: every device holds the base, and nearly no gradients"
         )
 
 

@@ -26,6 +26,7 @@ class Evaluation:
     """What `evaluate` found."""
 
     model: str
+    adapter: str | None
     data: str
     metrics: ClassificationMetrics
     num_cut: int
@@ -54,6 +55,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     """
     classifier = open_classifier(
         config.model,
+        adapter=config.adapter,
         max_sequence_tokens=config.max_sequence_tokens,
         precision=config.precision,
         device=config.device,
@@ -61,7 +63,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     table = read_table(
         Path(config.data), config.table, is_pair=classifier.is_pair, usual=classifier.usual
     )
-    labels_N = label_ids(table, classifier.labels, known_from=f"the model {config.model}")
+    known_from = f"the adapter {config.adapter}" if config.adapter else f"the model {config.model}"
+    labels_N = label_ids(table, classifier.labels, known_from=known_from)
     started_at_seconds = time.perf_counter()
     examples = classifier.tokenizer.encode(table.texts, table.pairs)
     tally = ClassificationTally(len(classifier.labels))
@@ -70,6 +73,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         tally.add(classifier.logits_NC(batch.inputs), batch.labels_N)
     return Evaluation(
         model=config.model,
+        adapter=config.adapter,
         data=config.data,
         metrics=tally.metrics(classifier.labels),
         num_cut=examples.num_cut,
@@ -83,6 +87,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
     metrics = evaluation.metrics
     return {
         "model": evaluation.model,
+        **({} if evaluation.adapter is None else {"adapter": evaluation.adapter}),
         "data": evaluation.data,
         "num_examples": metrics.num_examples,
         "metrics": metrics.by_name(),

@@ -23,6 +23,8 @@ from bertsmith.model.parts import EMBEDDINGS
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
+from bertsmith.recipes import adapters
+from bertsmith.recipes.adapters import lora_of
 from bertsmith.recipes.block_memory import set_checkpointing
 from bertsmith.recipes.classifier import (
     describe_head,
@@ -100,13 +102,16 @@ def _finetune(
     lines: list[str] = []
     checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
     model, report = load_classifier(
-        checkpoint or source,
+        source if config.lora.is_on else checkpoint or source,
         labels=data.tables.labels,
         norm=config.head.norm,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
     )
+    lora = lora_of(config, source, model, report)
+    if lora is not None:
+        lora.put_on(model, checkpoint)
     model.to(compute.device)
     set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
     freeze(config.freeze, model, num_layers=len(model.encoder.blocks))
@@ -115,6 +120,9 @@ def _finetune(
     )
     check_same_start(world, model, checkpoint)
     name = choose_strategy(config.parallel, model, world, say=lines.append)
+    if lora is not None and name == "fsdp":
+        name = "ddp"
+        lines.append("parallel: ddp all the same, since of adapters there is nothing to share out")
     used_ids = data.train.examples.input_ids_T
     is_table_frozen = is_frozen(model, EMBEDDINGS)
     token_table = model.encoder.embeddings.token.weight
@@ -141,6 +149,8 @@ def _finetune(
         state = replace(state, best_value=None, best_step=None, evaluations_since_best=0)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
     lines += describe_head(config.head)
+    if lora is not None:
+        lines.append(lora.describe(model))
     settings = loop_config(config, data)
     table = Table(
         num_labels=len(data.tables.labels),
@@ -148,6 +158,7 @@ def _finetune(
         longest=data.longest_example,
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
+        has_pooler=lora is not None and "pooler" not in lora.trained,
     )
     planned = plan_run(
         lambda: finetuning_shape(config, model.encoder.config, ground, table),
@@ -173,7 +184,10 @@ def _finetune(
         interruption=interruption,
         planned=planned,
     )
-    run = FinetuneRun(config, rig, model, data, state, vocabulary=vocabulary, identity=identity)
+    run = FinetuneRun(
+        config, rig, model, data, state,
+        vocabulary=vocabulary, identity=identity, source=source, lora=lora,
+    )  # fmt: skip
     return run.carry_out(
         lambda start: shares_from(data.steps, vocabulary, start, world),
         settings,
@@ -189,7 +203,8 @@ def check_output(config: FinetuneConfig) -> bool:
     if not config.resume:
         inputs = {"model": config.model, "data": config.data, "eval": config.eval}
         check_inputs_stay(config.output, inputs)
-    recover_model(Path(config.output) / "model")
+    for name in ("model", adapters.FOLDER):
+        recover_model(Path(config.output) / name)
     return True
 
 

@@ -19,8 +19,10 @@ from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.lora import merged
 from bertsmith.model.parts import EMBEDDINGS
 from bertsmith.parallel.world import dealt
+from bertsmith.recipes.adapters import Lora
 from bertsmith.recipes.best_model import BestModel
 from bertsmith.recipes.classifier import (
     Task,
@@ -171,11 +173,17 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         *,
         vocabulary: Vocabulary,
         identity: Identity,
+        source: Path,
+        lora: Lora | None,
     ) -> None:
-        """Nothing is written yet."""
+        """Nothing is written yet.
+
+        `source` is the folder of the model that the run began with.
+        """
         super().__init__(rig, model, state, identity=identity, settings=config)
         self._config, self._data, self._steps = config, data, data.steps
         self._vocabulary = vocabulary
+        self._source, self._lora = source, lora
         self._best = BestModel[SequenceClassifier](self._speaker.say)
 
     @property
@@ -272,12 +280,14 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
 
         def write(best: SequenceClassifier) -> None:
             self.check_folder()
-            save_model(
-                self._folder / "model",
-                best,
-                labels=self._data.tables.labels,
-                write_more=lambda fresh: self._write_beside(fresh, state.step, scores=scores),
-            )
+            labels = self._data.tables.labels
+
+            def write_more(fresh: Path) -> None:
+                self._write_beside(fresh, state.step, scores=scores)
+
+            if self._lora is not None:
+                self._lora.save(self._folder, best, labels=labels, write_more=write_more)
+            save_model(self._folder / "model", merged(best), labels=labels, write_more=write_more)
 
         def keep() -> bool:
             self._best.keep(model, write)
@@ -302,17 +312,22 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 
     def load_model(self, checkpoint: Path) -> SequenceClassifier:
-        """The model of one of the run's checkpoints."""
-        return load_classifier(
-            checkpoint,
+        """The model of one of the run's checkpoints; with adapters, these on the run's base."""
+        model = load_classifier(
+            checkpoint if self._lora is None else self._source,
             labels=self._data.tables.labels,
             norm=self._config.head.norm,
             seed=self._config.seed,
         )[0]
+        if self._lora is not None:
+            self._lora.put_on(model, checkpoint)
+        return model
 
     def write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
-        write_model_files(folder, model, labels=self._data.tables.labels)
+        write_model_files(folder, merged(model), labels=self._data.tables.labels)
+        if self._lora is not None:
+            self._lora.write_in_checkpoint(folder, model)
         self._write_beside(folder, step, scores={})
 
     def conclude(self, outcome: Outcome) -> FinetuneSummary:
@@ -469,6 +484,9 @@ def finetune_card(
             "examples a step": f"{config.examples_per_step}",
             "learning rate": f"{config.optim.learning_rate} ({config.optim.schedule})",
             "norm of the head": config.head.norm,
+            "LoRA": f"rank {config.lora.rank}, on {', '.join(config.lora.targets)}"
+            if config.lora.is_on
+            else "none",
             "seed": f"{config.seed}",
         },
         results={name: f"{value:.4f}" for name, value in summary.metrics.items()},

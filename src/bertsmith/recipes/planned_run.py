@@ -36,7 +36,7 @@ from bertsmith.memory.shapes import NumberFormat, RunShape
 from bertsmith.model.encoder import Encoder
 from bertsmith.parallel.config import StrategyName
 from bertsmith.parallel.world import World
-from bertsmith.recipes.block_memory import body_of
+from bertsmith.recipes.block_memory import has_kernels
 from bertsmith.recipes.planning.device import Target, published
 from bertsmith.recipes.planning.shape import Ground
 from bertsmith.recipes.planning.text import in_a_line, rows_of, table_of
@@ -213,7 +213,7 @@ def ground_here(
     return Ground(
         kind="cuda" if on_gpu else "cpu",
         number_format=FORMATS[compute.dtype],
-        body="kernels" if body_of(encoder, compute).is_fused else "plain",
+        body="kernels" if has_kernels(encoder, compute) else "plain",
         threads=1 if on_gpu else torch.get_num_threads(),
         sharing=sharing,
         ranks=devices,

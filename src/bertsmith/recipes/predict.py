@@ -15,14 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bertsmith.batch import PackedBatch
 from bertsmith.data.examples import Examples, packs_by_length
 from bertsmith.data.tables import Row, TableReader
+from bertsmith.errors import UserError
+from bertsmith.model.lora import share_equal
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import PredictConfig
-from bertsmith.recipes.predictions import check_columns, check_output, prediction_file
+from bertsmith.recipes.predictions import (
+    Answer,
+    Predicted,
+    check_columns,
+    check_output,
+    prediction_file,
+)
 
 ROWS_PER_WINDOW = 4096
 
@@ -44,6 +51,14 @@ class _Window:
     """Rows on their way through the model."""
 
     rows: list[Row]
+    reads: list["_Read"]
+    """By model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A window's rows as one model reads them."""
+
     examples: Examples
     packs: list[tuple[list[int], PackedBatch]]
 
@@ -72,39 +87,35 @@ def predict(config: PredictConfig) -> PredictSummary:
     """
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
-    classifier = open_classifier(
-        config.model,
-        max_sequence_tokens=config.max_sequence_tokens,
-        precision=config.precision,
-        device=config.device,
-    )
+    classifiers, predicted = _open_classifiers(config)
+    first = classifiers[0]
     num_rows = num_cut = 0
     started_at_seconds = time.perf_counter()
     with TableReader(
         source,
         config.table,
         is_labelled=False,
-        is_pair=classifier.is_pair,
-        usual=classifier.usual,
+        is_pair=first.is_pair,
+        usual=first.usual,
         keeps_columns=True,
         takes_lines=True,
     ) as reader:
         columns = reader.columns.names
-        check_columns(columns, classifier.labels, where=config.data)
-        windows = _windows(reader, classifier, tokens_per_pack=config.tokens_per_pack)
+        check_columns(columns, predicted, where=config.data)
+        windows = _windows(reader, classifiers, tokens_per_pack=config.tokens_per_pack)
         with prediction_file(
-            output, columns, classifier.labels, escape_formulas=config.escape_formulas
+            output, columns, predicted, escape_formulas=config.escape_formulas
         ) as write_row:
             # A read ahead of a terminal could not be interrupted.
             for window in windows if config.data == "-" else ahead(windows):
-                chances_NC = _probabilities_NC(classifier, window)
-                best_N = chances_NC.argmax(1).tolist()
-                for row, best, chances in zip(
-                    window.rows, best_N, chances_NC.tolist(), strict=True
-                ):
-                    write_row(row.values, best, chances)
+                answers = [
+                    _answers(one, read, num_rows=len(window.rows))
+                    for one, read in zip(classifiers, window.reads, strict=True)
+                ]
+                for row, *of_row in zip(window.rows, *answers, strict=True):
+                    write_row(row.values, of_row)
                 num_rows += len(window.rows)
-                num_cut += window.examples.num_cut
+                num_cut += max(read.examples.num_cut for read in window.reads)
     return PredictSummary(
         num_rows=num_rows,
         num_cut=num_cut,
@@ -113,27 +124,72 @@ def predict(config: PredictConfig) -> PredictSummary:
     )
 
 
+def _open_classifiers(config: PredictConfig) -> tuple[list[Classifier], list[Predicted]]:
+    """The model, or one a given adapter, which then share what they have alike.
+
+    Raises:
+        UserError: One cannot be used, or two adapters do not go together.
+    """
+    adapters: list[str] | list[None] = config.adapter or [None]
+    opened = [
+        open_classifier(
+            config.model,
+            adapter=adapter,
+            max_sequence_tokens=config.max_sequence_tokens,
+            precision=config.precision,
+            device=config.device,
+        )
+        for adapter in adapters
+    ]
+    if len(opened) == 1:
+        return opened, [Predicted(labels=opened[0].labels)]
+    names = [_name_of(adapter) for adapter in config.adapter]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise UserError(
+            f"--adapter: two are named {twice[0]!r}, after their folders; rename one of these"
+        )
+    for adapter, one in zip(config.adapter, opened, strict=True):
+        if one.is_pair != opened[0].is_pair:
+            raise UserError(
+                f"--adapter {adapter}: reads {'pairs' if one.is_pair else 'single texts'} and "
+                f"{config.adapter[0]} does not; give them one after the other"
+            )
+        share_equal(opened[0].model, one.model)
+    predicted = [
+        Predicted(name=name, labels=one.labels) for name, one in zip(names, opened, strict=True)
+    ]
+    return opened, predicted
+
+
+def _name_of(adapter: str) -> str:
+    """Of its folder; of a run's `adapter/` the run's."""
+    folder = Path(adapter).absolute()
+    return folder.parent.name if folder.name == "adapter" else folder.name
+
+
 def _windows(
-    reader: TableReader, classifier: Classifier, *, tokens_per_pack: int
+    reader: TableReader, classifiers: list[Classifier], *, tokens_per_pack: int
 ) -> Iterator[_Window]:
     """Read and tokenise, a window at a time."""
     rows = iter(reader)
     while window := list(itertools.islice(rows, ROWS_PER_WINDOW)):
-        has_pairs = reader.columns.pair is not None
-        examples = classifier.tokenizer.encode(
-            [r.text for r in window], [r.pair or "" for r in window] if has_pairs else None
-        )
-        packs = packs_by_length(
-            examples.lengths_N, range(len(window)), tokens_per_pack=tokens_per_pack
-        )
-        yield _Window(
-            rows=window, examples=examples, packs=[(some, examples.pack(some)) for some in packs]
-        )
+        texts = [row.text for row in window]
+        pairs = [row.pair or "" for row in window] if reader.columns.pair is not None else None
+        reads = []
+        for classifier in classifiers:
+            examples = classifier.tokenizer.encode(texts, pairs)
+            packs = packs_by_length(
+                examples.lengths_N, range(len(window)), tokens_per_pack=tokens_per_pack
+            )
+            reads.append(
+                _Read(examples=examples, packs=[(some, examples.pack(some)) for some in packs])
+            )
+        yield _Window(rows=window, reads=reads)
 
 
-def _probabilities_NC(classifier: Classifier, window: _Window) -> Tensor:
-    """Probability of each label for each row of a window, in the rows' order."""
-    chances_NC = torch.empty(len(window.rows), len(classifier.labels))
-    for rows, batch in window.packs:
+def _answers(classifier: Classifier, read: _Read, *, num_rows: int) -> list[Answer]:
+    """Label and probability of each label for each row of a window, in the rows' order."""
+    chances_NC = torch.empty(num_rows, len(classifier.labels))
+    for rows, batch in read.packs:
         chances_NC[torch.tensor(rows)] = classifier.logits_NC(batch).softmax(1)
-    return chances_NC
+    return list(zip(chances_NC.argmax(1).tolist(), chances_NC.tolist(), strict=True))

@@ -41,6 +41,7 @@ KEYS_BEFORE = {
     "masking.rare_boost": 0.0,
     "masking.share_schedule": "constant",
     "objective": "mlm",
+    "lora.rank": 0,
 }
 """What runs did before they had these keys."""
 

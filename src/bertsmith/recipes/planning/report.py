@@ -40,13 +40,14 @@ class Report:
 def as_json(report: Report) -> str:
     """One object."""
     shape, target, smaller = report.shape, report.target, report.micro_batch_plan
+    counts = parameters_of(shape)
     return json.dumps(
         {
             "device": target.device.name,
             "limit_bytes": target.device.memory_bytes,
             "limit_from": target.why,
             "taken": [asdict(taken) for taken in target.taken],
-            "parameters": parameters_of(shape).trained + parameters_of(shape).aside,
+            "parameters": counts.trained + counts.aside + counts.frozen,
             "number_format": shape.number_format,
             "tokens_per_pack": shape.tokens_per_pack,
             "plan": as_numbers(report.plan),
@@ -87,8 +88,9 @@ def as_text(report: Report) -> str:
     shape, target, found = report.shape, report.target, report.plan
     limit = target.device.memory_bytes
     counts = parameters_of(shape)
+    frozen = f"{counts.frozen:,} frozen ones, " if counts.frozen else ""
     lines = [
-        f"model: {counts.trained:,} trained parameters, {shape.number_format}, passes of "
+        f"model: {counts.trained:,} trained parameters, {frozen}{shape.number_format}, passes of "
         f"{shape.tokens_per_pack:,} tokens, sequences of up to {shape.longest}",
         f"device: {target.device.name}, {said_bytes(limit)} ({target.why})",
         *(f"  taken by {taken.who}: {said_bytes(taken.num_bytes)}" for taken in target.taken),

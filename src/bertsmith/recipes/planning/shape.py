@@ -10,6 +10,7 @@ from bertsmith.data.config import has_pairs
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME, read_config
 from bertsmith.memory.shapes import (
+    Adapters,
     Body,
     DeviceKind,
     NumberFormat,
@@ -19,7 +20,7 @@ from bertsmith.memory.shapes import (
 )
 from bertsmith.model.checkpointing import Body as BlockBody
 from bertsmith.model.checkpointing import block_modes, parse_checkpointing
-from bertsmith.model.config import PRESETS, EncoderConfig
+from bertsmith.model.config import PRESETS, EncoderConfig, LoraConfig
 from bertsmith.parallel.config import ParallelConfig, is_worth_sharding
 from bertsmith.recipes.config import FinetuneConfig, PretrainConfig
 from bertsmith.recipes.planning.device import Target
@@ -77,6 +78,9 @@ class Table:
     tokens_to_judge: int | None = None
     """Of all the examples that it is judged by; None: many."""
 
+    has_pooler: bool = False
+    """Whether the model comes with one, which adapters then leave as it is."""
+
 
 def ground_of(target: Target, precision: str) -> Ground:
     """What one device of a planned run will be.
@@ -110,7 +114,8 @@ def shared(ground: Ground, asked: ParallelConfig, shape: RunShape, target: Targe
     is_large = is_worth_sharding(
         parameters_of(shape).trained, memory_bytes=target.device.memory_bytes
     )
-    chosen: Sharing = "fsdp" if ground.kind == "cuda" and is_large else "ddp"
+    may_shard = ground.kind == "cuda" and shape.adapters is None
+    chosen: Sharing = "fsdp" if may_shard and is_large else "ddp"
     sharing = chosen if asked.strategy == "auto" else asked.strategy
     return replace(ground, sharing=sharing, ranks=ranks)
 
@@ -181,10 +186,23 @@ def finetuning_shape(
         num_labels=table.num_labels,
         head_norm=config.head.norm,
         moment_bytes=MOMENT_BYTES[config.optim.moments],
-        trained_rows=None if ground.sharing == "fsdp" else rows,
+        adapters=adapters_of(config.lora, has_pooler=table.has_pooler),
+        trained_rows=None if ground.sharing == "fsdp" or config.lora.is_on else rows,
     )
     packs = -(-in_a_step // config.tokens_per_pack)
     return _on(ground, shape, config.checkpointing, packs=packs)
+
+
+def adapters_of(lora: LoraConfig, *, has_pooler: bool) -> Adapters | None:
+    """`--lora` as the planner is told it."""
+    if not lora.is_on:
+        return None
+    return Adapters(
+        rank=lora.rank,
+        targets=tuple(lora.targets),
+        drops=lora.dropout > 0.0,
+        trains_pooler=not has_pooler,
+    )
 
 
 def _on(ground: Ground, shape: RunShape, checkpointing: str, *, packs: int) -> RunShape:
@@ -200,7 +218,7 @@ def _on(ground: Ground, shape: RunShape, checkpointing: str, *, packs: int) -> R
         packs_per_step=max(-(-packs // ground.ranks), 1),
     )
     blocks = BlockBody(
-        is_fused=ground.body == "kernels",
+        is_fused=ground.body == "kernels" and shape.adapters is None,
         element_bytes=shape.product_bytes,
         sequence_tokens=0.0,
     )

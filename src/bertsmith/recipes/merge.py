@@ -1,0 +1,59 @@
+"""`bertsmith merge`: a base and an adapter in, one model folder out, for programs without LoRA."""
+
+from pathlib import Path
+
+from bertsmith.data.tokenizer import load_tokenizer, write_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.hf import recover_model, save_model
+from bertsmith.hf.stored_adapter import load_adapted
+from bertsmith.recipes.classifier import adapter_folder, model_folder, read_task
+from bertsmith.recipes.config import MergeConfig
+
+
+def main(config: MergeConfig) -> int:
+    """Merge, and print the model's folder."""
+    print(merge_folders(config))
+    return 0
+
+
+def merge_folders(config: MergeConfig) -> Path:
+    """Write the model and return its folder.
+
+    Raises:
+        UserError: Base, adapter or output cannot be used, or the adapter is for another base.
+    """
+    output, adapter = Path(config.output), adapter_folder(config.adapter)
+    recover_model(output.absolute())
+    _check_output(config, output, adapter)
+    source = model_folder(config.model)
+    model, labels = load_adapted(source, adapter)
+    has_tokenizer = (adapter / "tokenizer.json").exists()
+    tokenizer = load_tokenizer(adapter if has_tokenizer else source)
+    task = read_task(adapter)
+
+    def write_more(fresh: Path) -> None:
+        write_tokenizer(fresh, tokenizer)
+        if task is not None:
+            task.write(fresh)
+
+    save_model(output, model, labels=labels, write_more=write_more)
+    return output
+
+
+def _check_output(config: MergeConfig, output: Path, adapter: Path) -> None:
+    """Refuse to replace what is no model, or is being read.
+
+    Raises:
+        UserError: As said.
+    """
+    for option, path in (("model", Path(config.model)), ("adapter", adapter)):
+        if path.exists() and path.resolve().is_relative_to(output.resolve()):
+            raise UserError(f"--output {output}: holds --{option} {path}; name a new folder")
+    if not output.exists():
+        return
+    is_empty = output.is_dir() and not any(output.iterdir())
+    is_model = (output / "config.json").exists()
+    if not is_empty and not is_model:
+        raise UserError(f"--output {output}: holds files that are no model; name a new folder")
+    if is_model and not config.overwrite:
+        raise UserError(f"--output {output}: holds a model; name a new folder, or give --overwrite")
