@@ -84,6 +84,42 @@ def test_pretraining_on_two_ranks_is_that_of_one_process_to_the_bit(
     assert 0.0 <= summary["idle_share"] < 0.05
 
 
+POOR_RANK = """
+import os
+if os.environ.get("RANK") == "1":
+    import sys, torch
+    from bertsmith.model.heads import MaskedLM
+    forward, passes = MaskedLM.forward, []
+    def short_of_memory(self, batch, **how):
+        passes.append(batch)
+        if batch.num_tokens > 300 and len(passes) > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return forward(self, batch, **how)
+    MaskedLM.forward = short_of_memory
+"""
+"""Of a process's start: after six passes, large ones find no memory on one rank."""
+
+
+def test_ranks_that_wait_for_each_other_in_a_pass_start_again_with_smaller_ones(
+    prepared: Path, single: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(POOR_RANK)
+    words = pretrain_words(prepared, tmp_path / "run", *TWO, "--parallel.strategy", "fsdp")
+    done = subprocess.run(
+        [sys.executable, "-m", "bertsmith", *words, "--overwrite"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "out of memory at step" in done.stderr
+    assert "started again with --resume --overwrite=false --micro_batch=256" in done.stderr
+    for key in ("loss", "valid_loss"):  # a line has one of them
+        one, two = ([x for x in lines_of(run, key) if x[1]] for run in (single, tmp_path / "run"))
+        assert two == [(step, pytest.approx(value, rel=1e-5)) for step, value in one]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_fine_tuning_on_two_ranks_is_that_of_one_process(
     strategy: str, pretrained: Path, bertsmith: Run, tmp_path: Path

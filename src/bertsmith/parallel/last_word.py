@@ -11,6 +11,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+AGAIN = "again"
+"""Name of the file in which a rank asks for a new start."""
+
 FOLDER = "BERTSMITH_LAST_WORDS"
 """Environment variable that our launcher sets; torchrun and srun do not."""
 
@@ -39,6 +42,22 @@ def leave(code: int, line: str | None = None) -> None:
         beside = file.with_suffix(".part")
         beside.write_text(json.dumps(asdict(LastWord(code=code, line=line))), encoding="utf-8")
         beside.replace(file)
+
+
+def ask_again(options: list[str]) -> None:
+    """Ask our launcher, if it has started this process, to start the ranks once more.
+
+    Args:
+        options: Of the command line, which then come after the user's own.
+    """
+    if FOLDER in os.environ and "RANK" in os.environ:
+        (Path(os.environ[FOLDER]) / AGAIN).write_text(json.dumps(options), encoding="utf-8")
+
+
+def asked_again(folder: Path) -> list[str] | None:
+    """The options that a rank asked for a new start with, if one did."""
+    file = folder / AGAIN
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def read(folder: Path) -> dict[int, LastWord]:

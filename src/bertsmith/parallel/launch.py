@@ -30,6 +30,9 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 def launch(arguments: Sequence[str], *, processes: int) -> int:
     """Run `bertsmith ARGUMENTS` as so many ranks; the exit code they agreed on.
 
+    Ranks that ask for it are started again with more options: under fsdp a step that does not fit
+    cannot be done over, but a run can go on from its last checkpoint.
+
     Args:
         arguments: The command line, verb first.
         processes: Ranks; without OMP_NUM_THREADS each gets its part of the CPU cores.
@@ -41,20 +44,32 @@ def launch(arguments: Sequence[str], *, processes: int) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    more: list[str] | None = []
+    while more is not None:
+        arguments = [*arguments, *more]
+        code, line, more = _launch_once(arguments, processes=processes)
+        if line is not None:
+            print(line, file=sys.stderr)
+        if more is not None:
+            print(f"bertsmith: started again with {' '.join(more)}", file=sys.stderr)
+    return code
+
+
+def _launch_once(
+    arguments: Sequence[str], *, processes: int
+) -> tuple[int, str | None, list[str] | None]:
+    """The exit code, what is left to say, and options to start again with, if asked for."""
     with TemporaryDirectory(prefix="bertsmith-", ignore_cleanup_errors=True) as folder:
         os.environ[last_word.FOLDER] = folder
         try:
             failures, signal_number = _run(arguments, processes=processes)
         finally:
             del os.environ[last_word.FOLDER]
-        words = last_word.read(Path(folder))
-    if signal_number is None:
-        code, line = end_of_ranks(failures, words)
-    else:
-        code, line = end_by_signal(signal_number, words, processes=processes)
-    if line is not None:
-        print(line, file=sys.stderr)
-    return code
+        words, again = last_word.read(Path(folder)), last_word.asked_again(Path(folder))
+    if signal_number is not None:
+        return *end_by_signal(signal_number, words, processes=processes), None
+    code, line = end_of_ranks(failures, words)
+    return code, line, again if code else None
 
 
 def _run(arguments: Sequence[str], *, processes: int) -> tuple[dict[int, int], int | None]:

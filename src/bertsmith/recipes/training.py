@@ -16,6 +16,7 @@ from bertsmith.checkpoint.state import RunState
 from bertsmith.errors import UserError
 from bertsmith.memory.devices import said_bytes
 from bertsmith.memory.here import fenced
+from bertsmith.parallel import last_word
 from bertsmith.parallel.ending import is_of_the_network
 from bertsmith.parallel.heart import OtherRankFailedError
 from bertsmith.parallel.kept_rows import TrainedRows
@@ -198,6 +199,8 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
             raise UserError(text) from error
         except LoneOutOfMemoryError as error:
             text = self._how_to_fit(error, settings)
+            if smaller := self._smaller_pass(settings):
+                last_word.ask_again(["--resume", "--overwrite=false", f"--micro_batch={smaller}"])
             self._fail(text)
             raise UserError(text) from error
         except Exception as error:
@@ -429,11 +432,10 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
 
     def _how_to_fit(self, error: LoneOutOfMemoryError, settings: LoopConfig) -> str:
         """One line about a step that did not fit, and that cannot be done over by itself."""
-        largest = self.state.micro_batch_tokens or settings.largest_pass_tokens
-        smaller = max(largest // 2, settings.smallest_pass_tokens)
+        smaller = self._smaller_pass(settings)
         advice = (
             f"go on with --resume --micro_batch {smaller}, which changes nothing but rounding"
-            if smaller < largest
+            if smaller
             else "--checkpointing full, --precision bf16 or shorter sequences need less"
         )
         return (
@@ -441,6 +443,12 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
             f"ranks wait for it inside the pass ({self._strategy.name}), so that the step cannot "
             f"be done over; {advice}"
         )
+
+    def _smaller_pass(self, settings: LoopConfig) -> int | None:
+        """Tokens of a pass of half the size; None where it has the smallest already."""
+        largest = self.state.micro_batch_tokens or settings.largest_pass_tokens
+        smaller = max(largest // 2, settings.smallest_pass_tokens)
+        return smaller if smaller < largest else None
 
     def _explain_out_of_memory(self) -> str:
         """The breakdown into the log, and one line with what to do."""
