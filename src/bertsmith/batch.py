@@ -112,6 +112,11 @@ class MaskedBatch:
         """Terms of the loss."""
         return len(self.targets_M)
 
+    @property
+    def loss_weight(self) -> float:
+        """What these terms add to the number that a step's loss is divided by: 1 each."""
+        return float(len(self.targets_M))
+
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
         return replace(
@@ -151,16 +156,22 @@ class MaskedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledBatch:
-    """A pack whose sequences each have a class."""
+    """A pack whose sequences each have a target."""
 
     inputs: PackedBatch
 
     labels_N: Tensor
-    """Class ids, int64, in the order of the pack's sequences."""
+    """What each sequence is to be told, in the order of the pack's sequences: a class id (int64), a
+    score (fp32), or with a second axis of C a 0 or 1 a label (fp32). The model's objective reads
+    it."""
 
     rows_N: Tensor
     """Which row of the table each sequence came from, int64: predictions go back by it. A filler,
     whose sequence is computed and not counted, has none."""
+
+    weights_N: Tensor | None = None
+    """Weight of each term of the loss, float64, shaped like `labels_N`; None: 1 each. Stays on the
+    CPU: only what a step's loss is divided by follows from it."""
 
     @property
     def num_tokens(self) -> int:
@@ -169,8 +180,18 @@ class LabelledBatch:
 
     @property
     def num_targets(self) -> int:
-        """Terms of the loss."""
+        """Sequences that are learned from."""
         return len(self.rows_N)
+
+    @property
+    def loss_weight(self) -> float:
+        """What these terms add to the number that a step's loss is divided by.
+
+        Their number (of several labels each is a term), or the sum of their weights.
+        """
+        if self.weights_N is None:
+            return float(self.labels_N[: self.num_targets].numel())
+        return float(self.weights_N[: self.num_targets].sum())
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -191,6 +212,7 @@ class LabelledBatch:
                 inputs=self.inputs.part(first, end),
                 labels_N=self.labels_N[first:end],
                 rows_N=self.rows_N[first:end],  # a filler has none
+                weights_N=None if self.weights_N is None else self.weights_N[first:end],
             )
             for first, end in self.inputs.cuts(max_tokens)
         ]
@@ -198,7 +220,11 @@ class LabelledBatch:
     def filler(self) -> Self:
         """Its first sequence, computed and not counted."""
         return replace(
-            self, inputs=self.inputs.part(0, 1), labels_N=self.labels_N[:1], rows_N=self.rows_N[:0]
+            self,
+            inputs=self.inputs.part(0, 1),
+            labels_N=self.labels_N[:1],
+            rows_N=self.rows_N[:0],
+            weights_N=None if self.weights_N is None else self.weights_N[:1],
         )
 
 
@@ -231,7 +257,8 @@ class LossSum(NamedTuple):
     """Sum of the loss over the targets, fp32, a scalar with a gradient."""
 
     num_targets: int
-    """How many terms it sums."""
+    """How many targets it is of. What a step divides by is its packs' `loss_weight`, which differs
+    where a target has several terms or terms have weights, and is known before any pass."""
 
 
 def pack(sequences: Sequence[Tensor], *, segments: Sequence[Tensor] | None = None) -> PackedBatch:

@@ -5,7 +5,7 @@ Composed of the parts' own configs; this file only joins them. Imports neither t
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from bertsmith.checkpoint.config import SaveConfig
 from bertsmith.data.config import MaskingConfig, PackingConfig, TableConfig
@@ -13,10 +13,10 @@ from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
+from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName, known_monitors, known_tasks
 from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
 
 Device = Literal["auto", "cpu", "cuda"]
-Monitor = Literal["accuracy", "macro_f1", "weighted_f1", "matthews_correlation", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class PretrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Train a classifier of texts, or of pairs of texts, from a checkpoint and a table."""
+    """Train a model of texts, or of pairs of texts, from a checkpoint and a labelled table."""
 
     model: str
     """Checkpoint folder (bertsmith's or Hugging Face's) or a hub name."""
@@ -124,7 +124,11 @@ class FinetuneConfig:
     """Run folder to write."""
 
     eval: str | None = None
-    """Labelled table to judge by; None: a stratified part of `data` is held out."""
+    """Labelled table to judge by; None: a part of `data` is held out, each label in proportion."""
+
+    task: TaskName = "auto"
+    """classification: one class a text. multilabel: any number of labels. regression: a number.
+    auto: as the labels of `data` show, which is said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -151,8 +155,9 @@ class FinetuneConfig:
     planned to fit, tried before the first step. Whatever it is, it is halved where it does not fit
     after all."""
 
-    monitor: Monitor = "accuracy"
-    """Metric that picks the best checkpoint and stops early."""
+    monitor: str = "auto"
+    """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
+    text macro_f1; of numbers spearman."""
 
     patience: int | None = 6
     """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
@@ -160,6 +165,8 @@ class FinetuneConfig:
 
     table: TableConfig = field(default_factory=TableConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    decide: DecideConfig = field(default_factory=DecideConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
@@ -210,10 +217,11 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        if self.monitor not in get_args(Monitor):
-            raise ValueError(
-                f"monitor is {self.monitor!r}; it must be one of {', '.join(get_args(Monitor))}"
-            )
+        if self.monitor not in ("auto", *known_monitors()):
+            known = ", ".join(known_monitors())
+            raise ValueError(f"monitor is {self.monitor!r}; it must be one of auto, {known}")
+        if self.task not in known_tasks():
+            raise ValueError(f"task is {self.task!r}; it must be one of {', '.join(known_tasks())}")
         if not 0.0 < self.holdout_share < 1.0:
             raise ValueError(f"holdout_share is {self.holdout_share}; it must be over 0, under 1")
         if not 0.0 < self.epochs < math.inf:
@@ -237,7 +245,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """Score a fine-tuned classifier on a labelled table."""
+    """Score a fine-tuned model on a labelled table."""
 
     model: str
     """Folder of a fine-tuned model."""

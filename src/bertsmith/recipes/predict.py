@@ -90,19 +90,19 @@ def predict(config: PredictConfig) -> PredictSummary:
         takes_lines=True,
     ) as reader:
         columns = reader.columns.names
-        check_columns(columns, classifier.labels, where=config.data)
+        labels = classifier.labels if classifier.kind.has_chances else ()
+        check_columns(columns, labels, where=config.data)
         windows = _windows(reader, classifier, tokens_per_pack=config.tokens_per_pack)
         with prediction_file(
-            output, columns, classifier.labels, escape_formulas=config.escape_formulas
+            output, columns, labels, escape_formulas=config.escape_formulas
         ) as write_row:
             # A read ahead of a terminal could not be interrupted.
             for window in windows if config.data == "-" else ahead(windows):
-                chances_NC = _probabilities_NC(classifier, window)
-                best_N = chances_NC.argmax(1).tolist()
-                for row, best, chances in zip(
-                    window.rows, best_N, chances_NC.tolist(), strict=True
-                ):
-                    write_row(row.values, best, chances)
+                answers = classifier.kind.answers(
+                    _logits_NC(classifier, window), classifier.labels, classifier.decisions
+                )
+                for row, answer in zip(window.rows, answers, strict=True):
+                    write_row(row.values, answer)
                 num_rows += len(window.rows)
                 num_cut += window.examples.num_cut
     return PredictSummary(
@@ -131,9 +131,9 @@ def _windows(
         )
 
 
-def _probabilities_NC(classifier: Classifier, window: _Window) -> Tensor:
-    """Probability of each label for each row of a window, in the rows' order."""
-    chances_NC = torch.empty(len(window.rows), len(classifier.labels))
+def _logits_NC(classifier: Classifier, window: _Window) -> Tensor:
+    """Scores of each row of a window, in the rows' order."""
+    logits_NC = torch.empty(len(window.rows), len(classifier.labels))
     for rows, batch in window.packs:
-        chances_NC[torch.tensor(rows)] = classifier.logits_NC(batch).softmax(1)
-    return chances_NC
+        logits_NC[torch.tensor(rows)] = classifier.logits_NC(batch)
+    return logits_NC

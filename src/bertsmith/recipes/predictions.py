@@ -1,32 +1,32 @@
 """The file that `bertsmith predict` writes: the table's own columns, then what was predicted.
 
 CSV gets the columns `prediction` and `probability_<label>`; JSONL the keys `prediction`
-and `probabilities`. A file appears whole under its name, or not at all.
+and `probabilities`. Several labels of a text are joined by | in CSV and a list in JSONL; numbers
+have no probabilities. A file appears whole under its name, or not at all.
 """
 
 import contextlib
 import csv
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from bertsmith.errors import UserError
+from bertsmith.report.csv_cells import csv_cell
+from bertsmith.tasks.kind import Answer, Said
 
 PREDICTED = "prediction"
 PROBABILITY = "probability_"
 PROBABILITIES = "probabilities"
 
-FORMULA = re.compile(r"[=+\-@\t\r]")
-"""How a cell begins that spreadsheet programs run (OWASP, CSV injection)."""
+JOINT = "|"
+"""Between the labels of one text in CSV."""
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-WriteRow = Callable[[tuple[object, ...], int, Sequence[float]], None]
-"""Takes a row's own values, the id of its label, and the probability of each label."""
+WriteRow = Callable[[tuple[object, ...], Answer], None]
+"""Takes a row's own values, and what the model says of it."""
 
 
 def check_output(path: Path, *, overwrite: bool, source: Path) -> None:
@@ -53,7 +53,10 @@ def check_output(path: Path, *, overwrite: bool, source: Path) -> None:
 
 
 def check_columns(columns: Sequence[str], labels: Sequence[str], *, where: str) -> None:
-    """Refuse a table that already has a column which would be written."""
+    """Refuse a table that already has a column which would be written.
+
+    `labels` are those that have probabilities.
+    """
     new = {PREDICTED, PROBABILITIES, *(PROBABILITY + label for label in labels)}
     taken = [name for name in columns if name in new]
     if taken:
@@ -69,7 +72,7 @@ def prediction_file(
     Args:
         path: .csv or .jsonl; `-` writes CSV to standard output.
         columns: Names of the table's own columns.
-        labels: Names of the labels, in the order of their ids.
+        labels: Names of the labels that have probabilities, in the order of their ids.
         escape_formulas: Whether CSV text that begins like a formula gets an apostrophe before it.
     """
     if str(path) == "-":
@@ -92,44 +95,48 @@ def prediction_file(
         fresh.unlink(missing_ok=True)
 
 
+def said_in_csv(said: Said, *, joint: str | None) -> object:
+    """An answer for a cell: labels joined, or where `joint` is None as a list in JSON."""
+    match said:
+        case float():
+            return f"{said:.6g}"
+        case list():
+            return list(said) if joint is None else joint.join(said)
+        case _:
+            return said
+
+
+def joint_of(labels: Sequence[str]) -> str | None:
+    """What joins labels in a cell; None if one of them holds it, or is empty or like a list."""
+    return JOINT if not any(JOINT in label or label.startswith("[") for label in labels) else None
+
+
 def _csv_rows(
     file: TextIO, columns: Sequence[str], labels: Sequence[str], *, escape_formulas: bool
 ) -> WriteRow:
     writer = csv.writer(file, lineterminator="\n")
-    cell = _safe_cell if escape_formulas else _cell
-    names = [cell(label) for label in labels]
+    joint = joint_of(labels)
+
+    def cell(value: object) -> str:
+        return csv_cell(value, escape_formulas=escape_formulas)
+
     writer.writerow([cell(c) for c in (*columns, PREDICTED, *(PROBABILITY + x for x in labels))])
 
-    def write(values: tuple[object, ...], label: int, probabilities: Sequence[float]) -> None:
-        shares = [f"{p:.6g}" for p in probabilities]
-        writer.writerow([*(cell(v) for v in values), names[label], *shares])
+    def write(values: tuple[object, ...], answer: Answer) -> None:
+        said = cell(said_in_csv(answer.said, joint=joint))
+        writer.writerow([*(cell(v) for v in values), said, *(f"{p:.6g}" for p in answer.chances)])
 
     return write
 
 
 def _json_rows(file: TextIO, columns: Sequence[str], labels: Sequence[str]) -> WriteRow:
-    def write(values: tuple[object, ...], label: int, probabilities: Sequence[float]) -> None:
-        shares = [float(f"{p:.6g}") for p in probabilities]
+    def write(values: tuple[object, ...], answer: Answer) -> None:
         row = dict(zip(columns, values, strict=True))
-        row |= {PREDICTED: labels[label], PROBABILITIES: dict(zip(labels, shares, strict=True))}
+        said = answer.said
+        row[PREDICTED] = float(f"{said:.6g}") if isinstance(said, float) else said
+        if labels:
+            shares = [float(f"{p:.6g}") for p in answer.chances]
+            row[PROBABILITIES] = dict(zip(labels, shares, strict=True))
         file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
     return write
-
-
-def _cell(value: object) -> str:
-    """A value as CSV text; what is no text or number is JSON."""
-    match value:
-        case str():
-            return value
-        case None:
-            return ""
-        case bool() | list() | dict():
-            return json.dumps(value, ensure_ascii=False, default=str)
-        case _:
-            return str(value)
-
-
-def _safe_cell(value: object) -> str:
-    text = _cell(value)
-    return "'" + text if FORMULA.match(text) and not NUMBER.fullmatch(text) else text

@@ -40,6 +40,12 @@ KEYS_BEFORE = {
     "masking.unit": "token",
     "masking.rare_boost": 0.0,
     "masking.share_schedule": "constant",
+    "task": "classification",
+    "loss.class_weights": "none",
+    "loss.label_smoothing": 0.0,
+    "loss.focal_gamma": 0.0,
+    "decide.thresholds": "half",
+    "decide.calibrate": False,
 }
 """What runs did before they had these keys."""
 

@@ -1,7 +1,8 @@
 """One optimizer step, and the only place where a gradient is asked for.
 
-The loss of a step is the mean over all its targets: losses travel as sums, the number of targets is
-counted over all ranks before the first backward, and there is one division. Cutting a step into
+The loss of a step is the mean over all its targets: losses travel as sums, the number of targets
+(or the sum of their weights) is counted over all ranks before the first backward, and there is one
+division. Cutting a step into
 more packs, or sharing it out over ranks, therefore changes nothing but rounding (transformers
 scales such gradients wrongly: issue 47688).
 """
@@ -45,7 +46,12 @@ class Batch(Cuttable, Protocol):
 
     @property
     def num_targets(self) -> int:
-        """Terms of the loss."""
+        """What is predicted; 0 in a filler."""
+        ...
+
+    @property
+    def loss_weight(self) -> float:
+        """What its terms add to the number that the step's loss is divided by."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -64,7 +70,7 @@ class StepReport:
     """Steps done, this one included."""
 
     loss: float
-    """Nats a target, over the whole step; 0 if it had no target."""
+    """Nats a target, by weight, over the whole step; 0 if it had no target."""
 
     grad_norm: float
     """L2 norm of the gradient before clipping."""
@@ -243,7 +249,7 @@ def _backward(
         OutOfMemoryError, LoneOutOfMemoryError: Neither is it here.
     """
     world = strategy.world
-    counted = world.begin_sums([sum(pack.num_targets for pack in share.packs)])
+    counted = world.begin_sums([sum(pack.loss_weight for pack in share.packs)])
     dropout_seed = dropout_seed_of(seed, step=step)
     parts = cut_packs(share.packs, max_tokens=micro_batch_tokens, world=world)
     rounds = list(strategy.rounds([part.batch for part in parts]))
@@ -253,10 +259,10 @@ def _backward(
         """One pass forward and back."""
         with compute.autocast():
             losses = strategy.losses(some, dropout_seed=dropout_seed)
-        num_targets = max(counted.wait()[0], 1.0)
+        weight = counted.wait()[0] or 1.0
         # A part without targets is run all the same: other ranks wait for its gradient, 0.
         found = [
-            loss.nats / num_targets if part.num_targets else loss.nats * 0.0
+            loss.nats / weight if part.num_targets else loss.nats * 0.0
             for loss, part in zip(losses, some, strict=True)
         ]
         mean_shares.extend(mean_share.detach() for mean_share in found)
