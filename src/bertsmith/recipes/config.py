@@ -258,6 +258,24 @@ class EvaluateConfig:
     json: bool = False
     """Print one JSON object instead of tables."""
 
+    bootstrap: int = 0
+    """Tables to draw from the rows for confidence intervals (Efron 1979), such as 1000; 0: none."""
+
+    seed: int = 0
+    """What the bootstrap draws follows from it."""
+
+    errors: str | None = None
+    """CSV file to write the rows to that the model got wrong, worst first."""
+
+    errors_rows: int = 1000
+    """Most rows of that file."""
+
+    escape_formulas: bool = True
+    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
+
+    overwrite: bool = False
+    """Replace an `errors` file that exists."""
+
     max_sequence_tokens: int | None = None
     """Longest example; None: as in fine-tuning."""
 
@@ -272,7 +290,10 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        _check_at_least_one(self, "tokens_per_pack")
+        _check_at_least_one(self, "tokens_per_pack", "errors_rows")
+        if self.bootstrap < 0 or self.seed < 0:
+            name = "bootstrap" if self.bootstrap < 0 else "seed"
+            raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from torch import Tensor
 from bertsmith.data.examples import evaluation_batches
 from bertsmith.data.tables import LabelledTable, read_cells
 from bertsmith.metrics import Metrics, ScoreTable
+from bertsmith.metrics.bootstrap import intervals
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import EvaluateConfig
+from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
+from bertsmith.recipes.predictions import check_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,9 @@ class Evaluation:
     model: str
     data: str
     metrics: Metrics
+    intervals: Mapping[str, tuple[float, float]]
+    """From and to of each score at 95 % confidence; empty unless asked for."""
+
     num_cut: int
     """Examples that were longer than the model reads, and lost their end."""
 
@@ -49,8 +56,16 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     """Score every row of the table.
 
     Raises:
-        UserError: The model or the table cannot be used.
+        UserError: The model or the table cannot be used, or the mistakes cannot be written.
     """
+    if config.errors is not None:
+        check_output(
+            Path(config.errors),
+            overwrite=config.overwrite,
+            source=Path(config.data),
+            option="errors",
+            endings=(".csv",),
+        )
     classifier = open_classifier(
         config.model,
         max_sequence_tokens=config.max_sequence_tokens,
@@ -68,10 +83,26 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         classifier, table, targets, tokens_per_pack=config.tokens_per_pack
     )
     metrics = kind.metrics(logits_NC, targets, classifier.labels, classifier.decisions)
+    if config.errors is not None:
+        mistakes = worst_mistakes(
+            table, logits_NC, targets, classifier=classifier, most=config.errors_rows
+        )
+        write_mistakes(Path(config.errors), table, mistakes, escape_formulas=config.escape_formulas)
+
+    def scores_of(rows_N: Tensor) -> dict[str, float]:
+        return kind.metrics(
+            logits_NC[rows_N], targets[rows_N], classifier.labels, classifier.decisions
+        ).by_name()
+
     return Evaluation(
         model=config.model,
         data=config.data,
         metrics=metrics,
+        intervals=intervals(
+            scores_of, num_rows=len(table), num_samples=config.bootstrap, seed=config.seed
+        )
+        if config.bootstrap
+        else {},
         num_cut=num_cut,
         skipped_rows=table.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
@@ -97,6 +128,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         "data": evaluation.data,
         "num_examples": metrics.num_examples,
         "metrics": metrics.by_name(),
+        **({"intervals": evaluation.intervals} if evaluation.intervals else {}),
         **metrics.details(),
         "num_cut": evaluation.num_cut,
         "skipped_rows": evaluation.skipped_rows,
@@ -108,11 +140,13 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
     """Overall scores, and what else the task's metrics have to show."""
     metrics = evaluation.metrics
     console.print(f"{evaluation.data}: {metrics.num_examples:,} examples", markup=False)
-    overall = ScoreTable(
-        title="",
-        headings=("metric", "value"),
-        rows=[(name, f"{value:.4f}") for name, value in metrics.by_name().items()],
-    )
+    bounds = evaluation.intervals
+    headings = ("metric", "value", "from (95 %)", "to") if bounds else ("metric", "value")
+    rows = [
+        (name, *(f"{number:.4f}" for number in (value, *bounds.get(name, ()))))
+        for name, value in metrics.by_name().items()
+    ]
+    overall = ScoreTable(title="", headings=headings, rows=rows)
     for table in (overall, *metrics.tables()):
         console.print(_grid(table))
     if evaluation.num_cut:

@@ -29,27 +29,41 @@ WriteRow = Callable[[tuple[object, ...], Answer], None]
 """Takes a row's own values, and what the model says of it."""
 
 
-def check_output(path: Path, *, overwrite: bool, source: Path) -> None:
+def check_output(
+    path: Path,
+    *,
+    overwrite: bool,
+    source: Path,
+    option: str = "output",
+    endings: Sequence[str] = (".csv", ".jsonl"),
+) -> None:
     """Refuse an output that could not be written, before any work is done.
+
+    Args:
+        path: Where to; `-` is standard output.
+        overwrite: Whether it may exist.
+        source: The table that is read, which it must not be.
+        option: By which the user named it.
+        endings: What its name may end in.
 
     Raises:
         UserError: It exists, its ending is unknown, or its folder is missing or read-only.
     """
     if str(path) == "-":
         return
-    if path.suffix.lower() not in (".csv", ".jsonl"):
-        raise UserError(f"--output {path}: the ending must be .csv or .jsonl")
+    if path.suffix.lower() not in endings:
+        raise UserError(f"--{option} {path}: the ending must be {' or '.join(endings)}")
     if path.is_dir():
-        raise UserError(f"--output {path}: is a folder; name a file")
+        raise UserError(f"--{option} {path}: is a folder; name a file")
     if path.exists():
         if source.exists() and path.samefile(source):
-            raise UserError(f"--output {path}: is the table itself; name another file")
+            raise UserError(f"--{option} {path}: is the table itself; name another file")
         if not overwrite:
-            raise UserError(f"--output {path}: exists already; name another, or use --overwrite")
+            raise UserError(f"--{option} {path}: exists already; name another, or use --overwrite")
     if not path.parent.is_dir():
-        raise UserError(f"--output {path}: there is no folder {path.parent}; make it first")
+        raise UserError(f"--{option} {path}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
-        raise UserError(f"--output {path}: no permission to write in {path.parent}")
+        raise UserError(f"--{option} {path}: no permission to write in {path.parent}")
 
 
 def check_columns(columns: Sequence[str], labels: Sequence[str], *, where: str) -> None:
@@ -79,18 +93,29 @@ def prediction_file(
         yield _csv_rows(sys.stdout, columns, labels, escape_formulas=escape_formulas)
         sys.stdout.flush()
         return
+    with whole_file(path, option="output") as file:
+        if path.suffix.lower() == ".csv":
+            yield _csv_rows(file, columns, labels, escape_formulas=escape_formulas)
+        else:
+            yield _json_rows(file, columns, labels)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, option: str) -> Iterator[TextIO]:
+    """A file to write that appears under its name when all of it is written, or not at all.
+
+    Raises:
+        UserError: It cannot be written; `option` named it.
+    """
     fresh = path.with_name(f".{path.name}.new-{os.getpid()}")
     try:
         with fresh.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix.lower() == ".csv":
-                yield _csv_rows(file, columns, labels, escape_formulas=escape_formulas)
-            else:
-                yield _json_rows(file, columns, labels)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
     except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
+        raise UserError(f"--{option} {path}: cannot be written ({error.strerror})") from error
     finally:
         fresh.unlink(missing_ok=True)
 
