@@ -157,7 +157,7 @@ class FinetuneConfig:
 
     monitor: str = "auto"
     """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
-    text macro_f1; of numbers spearman."""
+    text average_precision; of numbers spearman."""
 
     patience: int | None = 6
     """Evaluations without a better `monitor` before training stops; None: never. At two an epoch

@@ -262,7 +262,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
         shown = ", ".join(
-            f"{name.replace('_f1', ' F1')} {scores[name]:.4f}"
+            f"{name.replace('_f1', ' F1').replace('_', ' ')} {scores[name]:.4f}"
             for name in self._data.tables.kind.headline
         )
         self._speaker.say(f"step {state.step:,}: {shown}" + (" (best)" if is_best else ""))

@@ -16,8 +16,9 @@ MONITORS: Mapping[str, tuple[str, ...]] = {
         *("roc_auc", "average_precision", "loss"),
     ),
     "multilabel": (
+        # F1 at a half falls to 0 before it rises: a young model finds no label likely.
+        *("average_precision", "roc_auc", "loss"),
         *("macro_f1", "micro_f1", "samples_f1", "weighted_f1", "exact_match"),
-        *("roc_auc", "average_precision", "loss"),
     ),
     "regression": ("spearman", "pearson", "mse", "mae", "loss"),
 }

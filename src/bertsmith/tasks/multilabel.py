@@ -39,7 +39,7 @@ class Multilabel(TaskKind[LabelSet]):
 
     name: ClassVar[str] = "multilabel"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
-    headline: ClassVar[tuple[str, ...]] = ("macro_f1", "micro_f1", "loss")
+    headline: ClassVar[tuple[str, ...]] = ("average_precision", "macro_f1", "loss")
     holdout_said: ClassVar[str] = "each label about in proportion"
 
     def read(self, cells: LabelledTable[object], config: TableConfig) -> LabelledTable[LabelSet]:
