@@ -145,10 +145,10 @@ class MaskedBatch:
         return len(self.targets_M)
 
     @property
-    def target_counts(self) -> tuple[int, ...]:
+    def target_counts(self) -> tuple[float, ...]:
         """Targets of each sum of the loss: tokens to predict, then pairs to judge if there are."""
-        tokens = len(self.targets_M)
-        return (tokens,) if self.pairs is None else (tokens, len(self.pairs.labels_P))
+        tokens = float(len(self.targets_M))
+        return (tokens,) if self.pairs is None else (tokens, float(len(self.pairs.labels_P)))
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -192,16 +192,22 @@ class MaskedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledBatch:
-    """A pack whose sequences each have a class."""
+    """A pack whose sequences each have a target."""
 
     inputs: PackedBatch
 
     labels_N: Tensor
-    """Class ids, int64, in the order of the pack's sequences."""
+    """What each sequence is to be told, in the order of the pack's sequences: a class id (int64), a
+    score (fp32), or with a second axis of C a 0 or 1 a label (fp32). The model's objective reads
+    it."""
 
     rows_N: Tensor
     """Which row of the table each sequence came from, int64: predictions go back by it. A filler,
     whose sequence is computed and not counted, has none."""
+
+    weights_N: Tensor | None = None
+    """Weight of each term of the loss, float64, shaped like `labels_N`; None: 1 each. Stays on the
+    CPU: only what a step's loss is divided by follows from it."""
 
     @property
     def num_tokens(self) -> int:
@@ -210,13 +216,15 @@ class LabelledBatch:
 
     @property
     def num_targets(self) -> int:
-        """Sequences that count."""
+        """Sequences that are learned from."""
         return len(self.rows_N)
 
     @property
-    def target_counts(self) -> tuple[int, ...]:
-        """Targets of each sum of the loss; there is one."""
-        return (len(self.rows_N),)
+    def target_counts(self) -> tuple[float, ...]:
+        """Of the one sum of the loss: its terms (each of several labels is one), or weights."""
+        if self.weights_N is None:
+            return (float(self.labels_N[: self.num_targets].numel()),)
+        return (float(self.weights_N[: self.num_targets].sum()),)
 
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
@@ -237,6 +245,7 @@ class LabelledBatch:
                 inputs=self.inputs.part(first, end),
                 labels_N=self.labels_N[first:end],
                 rows_N=self.rows_N[first:end],  # a filler has none
+                weights_N=None if self.weights_N is None else self.weights_N[first:end],
             )
             for first, end in self.inputs.cuts(max_tokens)
         ]
@@ -244,7 +253,11 @@ class LabelledBatch:
     def filler(self) -> Self:
         """Its first sequence, computed and not counted."""
         return replace(
-            self, inputs=self.inputs.part(0, 1), labels_N=self.labels_N[:1], rows_N=self.rows_N[:0]
+            self,
+            inputs=self.inputs.part(0, 1),
+            labels_N=self.labels_N[:1],
+            rows_N=self.rows_N[:0],
+            weights_N=None if self.weights_N is None else self.weights_N[:1],
         )
 
 
@@ -278,7 +291,9 @@ class LossSum(NamedTuple):
     a vector of the sums, in the order of the batch's `target_counts`."""
 
     num_targets: int
-    """How many terms the sum has, or the first of the sums."""
+    """How many targets it is of, or the first of its sums is. What a step divides by is its packs'
+    `target_counts`, which differ where a target has several terms or terms have weights, and are
+    known before any pass."""
 
 
 def pack(sequences: Sequence[Tensor], *, segments: Sequence[Tensor] | None = None) -> PackedBatch:

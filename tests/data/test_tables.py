@@ -217,7 +217,6 @@ def test_a_table_without_a_header_line_is_read_when_its_columns_are_named(write:
         ("a.jsonl", '{"text": 7, "label": 1}\n', ":1 (row 1)", "the text is a int"),
         ("a.jsonl", '{"text": "a", "label": ["p"]}\n', ":1 (row 1)", "the label is a list"),
         ("a.csv", "text,label\na,x\nb,x\n", "", "every row has the label 'x'"),
-        ("a.csv", "text,label\na,1\nb,0.37\n", ":3 (row 2)", "is a score, not a class"),
         ("a.txt", "text\n", "", "is no table's"),
         ("a.parquet", "PAR1 but not really", "", "not a readable Parquet file"),
         ("a.csv", b"\xff\xfet\x00e\x00x\x00t\x00", "", "UTF-16"),

@@ -116,7 +116,10 @@ def test_a_model_without_a_head_for_the_task_is_refused(
     with pytest.raises(UserError, match="holds no classifier, only an encoder; run"):
         load_classifier(masked_lm_folder, labels=None)
     reconfigure(classifier_folder, problem_type="regression")
-    with pytest.raises(UserError, match="problem_type is regression"):
+    with pytest.raises(UserError, match="its regression head gives 3 numbers a text"):
+        load_classifier(classifier_folder, labels=None)
+    reconfigure(classifier_folder, problem_type="ranking")
+    with pytest.raises(UserError, match="problem_type is ranking; bertsmith reads single_label"):
         load_classifier(classifier_folder, labels=None)
     reconfigure(classifier_folder, problem_type=None, id2label={"0": "a"})
     with pytest.raises(UserError, match="names 1 classes but the classifier has 3"):

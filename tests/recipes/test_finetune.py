@@ -323,7 +323,8 @@ def test_labels_that_are_lists_of_labels_are_warned_about(
     lines = ["text,label", *(f'ox film,"{w}"' for w in ("a", "b", "a,b") for _ in range(5))]
     data = tmp_path / "many.csv"
     data.write_text("\n".join(lines))
-    finetune(settings(tiny_encoder_folder, data, tmp_path / "run", epochs=1))
+    run = tmp_path / "run"
+    finetune(settings(tiny_encoder_folder, data, run, epochs=1, task="classification"))
     assert "1 labels such as 'a,b' look like several" in (tmp_path / "run/log.txt").read_text()
 
 

@@ -74,7 +74,7 @@ def test_a_task_is_learned_judged_and_predicted(
     found = evaluate(EvaluateConfig(model=str(model), data=str(table), precision="fp32"))
     rows = predictions(model, table, tmp_path / "predictions.jsonl")
     right = sum(row["prediction"] == row["label"] for row in rows)
-    assert found.metrics.accuracy == pytest.approx(right / len(rows))
+    assert found.metrics.by_name()["accuracy"] == pytest.approx(right / len(rows))
     assert right / len(rows) > 0.9
     log, card = ((tmp_path / "run" / name).read_text() for name in ("log.txt", "README.md"))
     if norm == "layer":

@@ -137,7 +137,7 @@ def test_several_adapters_over_one_base_have_columns_of_their_own(
     scores = [
         evaluate(
             EvaluateConfig(model=str(model), data=str(table), adapter=adapter, precision="fp32")
-        ).metrics.loss
+        ).metrics.by_name()["loss"]
         for model, adapter in ((tiny_encoder_folder, str(a)), (a / "model", None))
     ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)

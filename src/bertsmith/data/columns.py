@@ -78,7 +78,16 @@ class Columns:
     """The second text; None in a single-text table."""
 
     label: int | None
-    """The label; None where none is asked for."""
+    """The label; None where none is asked for, or it stands in several columns."""
+
+    labels: tuple[int, ...] = ()
+    """Columns of one label each, where there are such."""
+
+    @property
+    def label_name(self) -> str:
+        """Name of the label's column."""
+        assert self.label is not None, "one column has the label"
+        return self.names[self.label]
 
     @property
     def text_name(self) -> str:
@@ -98,6 +107,10 @@ class UsualColumns:
     text: str
     pair: str | None
     label: str
+    """Empty where each label has a column of its own."""
+
+    labels: tuple[str, ...] = ()
+    """Columns of one label each."""
 
 
 def find_columns(
@@ -128,21 +141,31 @@ def find_columns(
         config = _with_usual(config, usual, names)
     text, pair = _text_columns(names, path, config, is_pair)
     label: int | None = None
+    labels: tuple[int, ...] = ()
     if is_labelled:
-        if config.label_column is not None:
+        if config.label_columns is not None:
+            labels = tuple(
+                _named(names, name, path, "label_columns") for name in config.label_columns
+            )
+        elif config.label_column is not None:
             label = _named(names, config.label_column, path, "label_column")
         else:
             label = _found(names, LABELS, path, "label", skip=(text, pair))
-    if len({text, pair, label} - {None}) < 1 + (pair is not None) + (label is not None):
+    used = [i for i in (text, pair, label, *labels) if i is not None]
+    if len(set(used)) < len(used):
         raise UserError(f"{path}: the same column is named for two things; {_listed(names)}")
-    return Columns(names=names, text=text, pair=pair, label=label)
+    return Columns(names=names, text=text, pair=pair, label=label, labels=labels)
 
 
 def _with_usual(config: TableConfig, usual: UsualColumns, names: tuple[str, ...]) -> TableConfig:
     texts = (usual.text,) if usual.pair is None else (usual.text, usual.pair)
     if config.text_column is None and config.pair_column is None and set(texts) <= set(names):
         config = dataclasses.replace(config, text_column=usual.text, pair_column=usual.pair)
-    if config.label_column is None and usual.label in names:
+    if config.label_column is not None or config.label_columns is not None:
+        return config
+    if usual.labels and set(usual.labels) <= set(names):
+        return dataclasses.replace(config, label_columns=list(usual.labels))
+    if usual.label and usual.label in names:
         config = dataclasses.replace(config, label_column=usual.label)
     return config
 

@@ -150,6 +150,13 @@ class TableConfig:
     label_column: str | None = None
     """Column with the label."""
 
+    label_columns: list[str] | None = None
+    """Columns of one label each, which hold 1 where a text has it and 0 where not."""
+
+    label_separator: str | None = None
+    """What stands between the labels of a text in one column, such as |. None: | or , or ; if the
+    table shows it."""
+
     columns: list[str] | None = None
     """Names of the columns of a CSV or TSV file that has no header line, e.g. [label, text]."""
 
@@ -158,3 +165,16 @@ class TableConfig:
 
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with a row that cannot be used: stop and name it, or skip and count."""
+
+    def __post_init__(self) -> None:
+        """Reject labels that are said to be in two places."""
+        if self.label_columns is not None:
+            if self.label_column is not None:
+                raise ValueError("label_columns are given and label_column too; keep one of them")
+            if len(self.label_columns) < 2:
+                raise ValueError(
+                    f"label_columns is {self.label_columns}; name at least two columns, or one "
+                    "with label_column"
+                )
+        if self.label_separator is not None and not self.label_separator:
+            raise ValueError("label_separator is empty; leave it out, or give a sign such as |")

@@ -171,18 +171,20 @@ class TrainingSteps:
         tokens_per_pack: int,
         seed: int,
         at_once: int = 1,
+        weights_N: Tensor | None = None,
     ) -> None:
         """Nothing is computed yet.
 
         Args:
             examples: The training part.
-            labels_N: Their class ids.
+            labels_N: Their targets, as in `LabelledBatch`.
             examples_per_step: Most examples behind one step.
             tokens_per_pack: Most tokens in one forward and backward pass.
             seed: The order follows from it.
             at_once: Devices among which a step's packs are shared out.
+            weights_N: Weights of the loss's terms, as in `LabelledBatch`.
         """
-        self._at_once = at_once
+        self._at_once, self._weights_N = at_once, weights_N
         self._examples, self._labels_N = examples, labels_N
         self._tokens_per_pack = tokens_per_pack
         self._seed = seed
@@ -215,7 +217,7 @@ class TrainingSteps:
         numbers = range(rank, len(packs), num_ranks)
         mine: list[LabelledBatch] = []
         for number in numbers:
-            batch = labelled_batch(self._examples, self._labels_N, packs[number])
+            batch = self._batch(packs[number])
             first_row = sum(lengths[:number])
             mine.append(replace(batch, inputs=replace(batch.inputs, first_row=first_row)))
         if len(mine) < -(-len(packs) // num_ranks):
@@ -224,8 +226,14 @@ class TrainingSteps:
 
     def _filler(self, row: int) -> LabelledBatch:
         """An example that is computed and not counted."""
-        batch = labelled_batch(self._examples, self._labels_N, [row])
+        batch = self._batch([row])
         return replace(batch, rows_N=batch.rows_N[:0])
+
+    def _batch(self, rows: list[int]) -> LabelledBatch:
+        batch = labelled_batch(self._examples, self._labels_N, rows)
+        if self._weights_N is None:
+            return batch
+        return replace(batch, weights_N=self._weights_N[batch.rows_N])
 
 
 def evaluation_batches(
@@ -238,6 +246,6 @@ def evaluation_batches(
 
 
 def labelled_batch(examples: Examples, labels_N: Tensor, rows: list[int]) -> LabelledBatch:
-    """A pack of some examples, in the order given, with their classes."""
+    """A pack of some examples, in the order given, with their targets."""
     rows_N = torch.tensor(rows)
     return LabelledBatch(inputs=examples.pack(rows), labels_N=labels_N[rows_N], rows_N=rows_N)

@@ -1,13 +1,14 @@
 """Labels: their names in a fixed order, their ids, and a held-out part that respects them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.data.tables import Table
+from bertsmith.data.tables import LabelledTable, Table
 from bertsmith.errors import UserError
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -20,8 +21,7 @@ def label_names(table: Table) -> tuple[str, ...]:
     """The distinct labels of a table: by value if all are numbers, else by code point.
 
     Raises:
-        UserError: Fewer than two labels, scores instead of classes, or a label of its own for
-            most rows (free text).
+        UserError: Fewer than two labels, or a label of its own for most rows (free text).
     """
     names = set(table.labels)
     if len(names) == 1:
@@ -31,18 +31,19 @@ def label_names(table: Table) -> tuple[str, ...]:
         )
     numbers = [_number(name) for name in names]
     if all(n is not None for n in numbers):
-        index = next((i for i, n in enumerate(table.labels) if not _is_whole(n)), None)
-        if index is not None:
-            raise UserError(
-                f"{table.place(index)}: the label {table.labels[index]!r} is a score, not a class; "
-                "scores cannot be learned yet: turn them into words or whole numbers"
-            )
-        return tuple(sorted(names, key=lambda n: (float(n), n)))
+        return in_order(names)
     if len(table) >= FEW_ROWS and len(names) > len(table) // 2:
         raise UserError(
             f"{table.path}: {len(names):,} different labels in {len(table):,} rows; is this the "
             "label column? Say --table.label_column"
         )
+    return in_order(names)
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Names by value if all are numbers, else by code point."""
+    if all(_number(name) is not None for name in names):
+        return tuple(sorted(names, key=lambda n: (float(n), n)))
     return tuple(sorted(names))
 
 
@@ -60,13 +61,30 @@ def label_ids(table: Table, names: Sequence[str], *, known_from: str) -> Tensor:
     ids = {name: i for i, name in enumerate(names)}
     unknown = [i for i, name in enumerate(table.labels) if name not in ids]
     if unknown:
-        count = f" (and {len(unknown) - 1:,} more rows)" if len(unknown) > 1 else ""
-        shown = ", ".join(repr(n) for n in names[:10]) + (", ..." if len(names) > 10 else "")
-        raise UserError(
-            f"{table.place(unknown[0])}{count}: the label {table.labels[unknown[0]]!r} does not "
-            f"occur in {known_from}, whose {len(names)} labels are {shown}"
+        raise unknown_label(
+            table, unknown, table.labels[unknown[0]], names=names, known_from=known_from
         )
     return torch.tensor([ids[name] for name in table.labels])
+
+
+def unknown_label(
+    table: LabelledTable[Any], rows: list[int], label: str, *, names: Sequence[str], known_from: str
+) -> UserError:
+    """What to say of rows with a label that is not among the names.
+
+    Args:
+        table: Where they stand.
+        rows: All of them.
+        label: The first one's.
+        names: The model's labels.
+        known_from: Where the names come from.
+    """
+    count = f" (and {len(rows) - 1:,} more rows)" if len(rows) > 1 else ""
+    shown = ", ".join(repr(n) for n in names[:10]) + (", ..." if len(names) > 10 else "")
+    return UserError(
+        f"{table.place(rows[0])}{count}: the label {label!r} does not "
+        f"occur in {known_from}, whose {len(names)} labels are {shown}"
+    )
 
 
 def stratified_holdout(
@@ -107,7 +125,3 @@ def stratified_holdout(
 
 def _number(name: str) -> float | None:
     return float(name) if NUMBER.fullmatch(name) else None
-
-
-def _is_whole(name: str) -> bool:
-    return name.lstrip("+-").isdecimal()

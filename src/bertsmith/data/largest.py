@@ -37,13 +37,15 @@ def largest_masked(
     )
 
 
-def largest_labelled(examples: Examples, *, tokens: int, longest: int) -> LabelledBatch:
-    """A pack for fine-tuning, of tokens that occur; as `largest_masked`."""
+def largest_labelled(
+    examples: Examples, labels_N: torch.Tensor, *, tokens: int, longest: int
+) -> LabelledBatch:
+    """A pack for fine-tuning, of tokens that occur and a target that does; as `largest_masked`."""
     known_T = examples.input_ids_T
     ids_T = known_T[torch.arange(tokens) % len(known_T)].to(torch.int64)
     inputs = _in_sequences(ids_T, longest)
     rows_N = torch.arange(inputs.num_sequences)
-    return LabelledBatch(inputs=inputs, labels_N=torch.zeros_like(rows_N), rows_N=rows_N)
+    return LabelledBatch(inputs=inputs, labels_N=labels_N[torch.zeros_like(rows_N)], rows_N=rows_N)
 
 
 def _in_sequences(ids_T: torch.Tensor, longest: int) -> PackedBatch:

@@ -20,6 +20,12 @@ CONFIG_NAME = "config.json"
 SINGLE_LABEL = "single_label_classification"
 """The problem type of a classifier that gives each text one of several labels."""
 
+REGRESSION = "regression"
+"""The problem type of a head whose one score is a number."""
+
+PROBLEM_TYPES = (SINGLE_LABEL, "multi_label_classification", REGRESSION)
+"""What a head on the whole text may be for."""
+
 OWN_MODEL_TYPE = "bertsmith-bert"
 """The model type of a BERT with a head that `transformers` has not: it refuses what it does not
 know, where under its own name it would leave part of the head out and give other scores."""
@@ -163,6 +169,7 @@ def config_json(
     *,
     task: Task,
     labels: Sequence[str] | None,
+    problem_type: str = SINGLE_LABEL,
     fits_transformers: bool = True,
 ) -> str:
     """The text of a `config.json` that `transformers` reads unchanged.
@@ -171,6 +178,8 @@ def config_json(
         config: The encoder.
         task: Which class of theirs the weights belong to.
         labels: Class names in the order of their ids; a classifier's, None for others.
+        problem_type: What the classifier's scores mean: `transformers` picks the loss by it, and
+            what its pipeline makes of the scores.
         fits_transformers: False if no class of theirs computes this model; they then refuse it.
     """
     assert (labels is not None) == (task == "classifier"), "a classifier has labels, no other does"
@@ -186,7 +195,7 @@ def config_json(
     if labels is not None:
         content["id2label"] = {str(i): name for i, name in enumerate(labels)}
         content["label2id"] = {name: i for i, name in enumerate(labels)}
-        content["problem_type"] = SINGLE_LABEL
+        content["problem_type"] = problem_type
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
 
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import (
+    PROBLEM_TYPES,
+    REGRESSION,
     SINGLE_LABEL,
     read_config,
     read_head_dropout,
@@ -21,6 +24,7 @@ from bertsmith.hf.stored_model import LoadReport, StoredModel, listed
 from bertsmith.model.config import EncoderConfig, HeadNorm
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
+from bertsmith.model.objectives import CrossEntropy, Objective, ProblemType, plain_objective
 
 
 def load_encoder(
@@ -109,18 +113,22 @@ def load_classifier(
     where: str | Path,
     *,
     labels: Sequence[str] | None,
+    objective: Objective | None = None,
     norm: HeadNorm | None = None,
     seed: int = 0,
     hidden_dropout_prob: float | None = None,
     attention_probs_dropout_prob: float | None = None,
 ) -> tuple[SequenceClassifier, LoadReport]:
-    """An encoder with a classifier of texts.
+    """An encoder with a classifier of texts, or another head whose scores are of the whole text.
 
     Args:
         where: A model folder or a hub name.
         labels: Names of the classes to tell apart, in the order of their ids. A stored head is
-            kept if it was trained for just these, else it is new, and the report says so. None
-            asks for the stored head as it is, whose names `read_labels` gives.
+            kept if it was trained for just these and the same problem type, else it is new, and
+            the report says so. None asks for the stored head as it is, whose names `read_labels`
+            gives.
+        objective: What the scores are learned to be; None: one of the classes, or what the stored
+            head was trained for if that is asked for.
         norm: Of the head. Norm and classifier are kept together or new together; only a batch
             norm can be left out and its classifier kept, with the norm folded into it. None: the
             stored one.
@@ -129,8 +137,8 @@ def load_classifier(
         attention_probs_dropout_prob: Overrides the checkpoint's.
 
     Raises:
-        UserError: As for `load_encoder`; also if labels is None and there is no single-label
-            head to load, or the head file does not belong to the rest.
+        UserError: As for `load_encoder`; also if labels is None and there is no such head to
+            load, or the head file does not belong to the rest.
     """
     folder = resolve(where)
     config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
@@ -142,11 +150,17 @@ def load_classifier(
         checkpoint = checkpoint.with_head(head)
     num_stored = checkpoint.rows_of("classifier.weight")
     must_be_whole = labels is None
-    keep_head = labels is None or _is_head_for(labels, folder, num_stored)
+    objective = objective or (CrossEntropy() if labels is not None else None)
+    keep_head = (
+        labels is None
+        or objective is None
+        or _is_head_for(labels, objective.problem_type, folder, num_stored)
+    )
     if labels is None:
         labels = _labels_to_use(folder, num_stored)
+    objective = objective or plain_objective(_problem_type(folder, num_scores=len(labels)))
     with torch.random.fork_rng(devices=[]):
-        model = SequenceClassifier(config, num_labels=len(labels), norm=norm)
+        model = SequenceClassifier(config, num_labels=len(labels), norm=norm, objective=objective)
     report = checkpoint.fill(
         model,
         parts=(("pooler",), ("classifier",) if norm == "none" else ("head_norm", "classifier")),
@@ -194,17 +208,35 @@ def _labels_to_use(folder: Path, num_stored: int | None) -> tuple[str, ...]:
         raise UserError(
             f"{folder}: holds no classifier, only an encoder; run `bertsmith finetune` first"
         )
-    if read_problem_type(folder) not in (None, SINGLE_LABEL):
+    if read_problem_type(folder) not in (None, *PROBLEM_TYPES):
         raise UserError(
-            f"{folder}: problem_type is {read_problem_type(folder)}; bertsmith reads {SINGLE_LABEL}"
+            f"{folder}: problem_type is {read_problem_type(folder)}; bertsmith reads "
+            f"{', '.join(PROBLEM_TYPES)}"
+        )
+    if read_problem_type(folder) == REGRESSION and num_stored != 1:
+        raise UserError(
+            f"{folder}: its regression head gives {num_stored} numbers a text; bertsmith reads "
+            "heads that give one"
         )
     return read_labels(folder, num_labels=num_stored)
 
 
-def _is_head_for(labels: Sequence[str], folder: Path, num_stored: int | None) -> bool:
-    """Whether a stored head tells apart just these classes, in this order."""
-    if num_stored is None or read_problem_type(folder) not in (None, SINGLE_LABEL):
+def _problem_type(folder: Path, *, num_scores: int) -> ProblemType:
+    """What a stored head was trained for; where its config does not say, as `transformers` does."""
+    stored = read_problem_type(folder)
+    if stored is not None:
+        return cast(ProblemType, stored)
+    return "regression" if num_scores == 1 else "single_label_classification"
+
+
+def _is_head_for(
+    labels: Sequence[str], problem_type: ProblemType, folder: Path, num_stored: int | None
+) -> bool:
+    """Whether a stored head was trained for just these classes, in this order."""
+    if num_stored is None or (read_problem_type(folder) or SINGLE_LABEL) != problem_type:
         return False
+    if problem_type == REGRESSION:  # the name of a number says nothing about it
+        return num_stored == 1
     try:
         return read_labels(folder, num_labels=num_stored) == tuple(labels)
     except UserError:  # names that cannot be used belong to a head that is replaced

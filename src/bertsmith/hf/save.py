@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bertsmith.durable import why_not_written, write_folder
 from bertsmith.errors import UserError
-from bertsmith.hf.config_json import CONFIG_NAME, Task, config_json
+from bertsmith.hf.config_json import CONFIG_NAME, SINGLE_LABEL, Task, config_json
 from bertsmith.hf.head import HEAD_FILE, parameters_for_transformers, write_head
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import SAFETENSORS, write_weights
@@ -51,12 +51,13 @@ def write_model_files(
     encoder = model if isinstance(model, Encoder) else model.encoder
     prefix = "encoder." if isinstance(model, Encoder) else ""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    fits_transformers = True
+    fits_transformers, problem_type = True, SINGLE_LABEL
     written = [SAFETENSORS]
     if isinstance(model, SequenceClassifier):
         assert len(labels or ()) == model.classifier.out_features, "one name for each class"
         parameters = parameters_for_transformers(model)
         fits_transformers = model.norm_kind != "layer"
+        problem_type = model.objective.problem_type
         if model.norm_kind != "none":
             write_head(folder, model)
             written.append(HEAD_FILE)
@@ -65,7 +66,11 @@ def write_model_files(
         names = to_hf(prefix + name)
         tensors += list(zip(names, parameter.detach().chunk(len(names)), strict=True))
     text = config_json(
-        encoder.config, task=_task_of(model), labels=labels, fits_transformers=fits_transformers
+        encoder.config,
+        task=_task_of(model),
+        labels=labels,
+        problem_type=problem_type,
+        fits_transformers=fits_transformers,
     )
     (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
     write_weights(folder / SAFETENSORS, tensors)

@@ -20,6 +20,7 @@ from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder, activate, with_repeats
 from bertsmith.model.fused import masked_loss
 from bertsmith.model.head_norm import BatchNorm, make_head_norm, normalized
+from bertsmith.model.objectives import CrossEntropy, Objective
 
 HEAD_SITE = 1_000_003
 """Dropout site of a head: beyond any block's."""
@@ -153,12 +154,28 @@ class PairedLM(MaskedLM):
 class SequenceClassifier(nn.Module):
     """BERT's classifier: first token -> pooler (tanh) -> dropout -> one score a class.
 
-    Between pooler and dropout may stand a norm, which BERT has not: see `head_norm`.
+    Between pooler and dropout may stand a norm, which BERT has not: see `head_norm`. What the
+    scores are to be is the objective's matter: classes, several labels, or a number.
     """
 
-    def __init__(self, config: EncoderConfig, *, num_labels: int, norm: HeadNorm = "none") -> None:
-        """Allocate; `initialize` or a checkpoint gives values."""
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        num_labels: int,
+        norm: HeadNorm = "none",
+        objective: Objective | None = None,
+    ) -> None:
+        """Allocate; `initialize` or a checkpoint gives values.
+
+        Args:
+            config: The encoder.
+            num_labels: Scores of a sequence.
+            norm: Of the head.
+            objective: The loss; None: cross-entropy.
+        """
         super().__init__()
+        self.objective: Objective = objective or CrossEntropy()
         self.encoder = Encoder(config)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm_kind = norm
@@ -190,7 +207,7 @@ class SequenceClassifier(nn.Module):
         return logits_NC
 
     def forward(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
-        """Cross-entropy over the sequences, summed.
+        """The objective's loss over the sequences, summed.
 
         A filler, whose sequence is no target, gives a loss of 0 and gradients of 0, and takes its
         part in what ranks do together.
@@ -198,7 +215,7 @@ class SequenceClassifier(nn.Module):
         num_targets = batch.num_targets
         logits_NC = self._first_logits_NC(batch.inputs, num_targets, dropout_seed=dropout_seed)
         labels_N = batch.labels_N[:num_targets]
-        nats = F.cross_entropy(logits_NC.float(), labels_N, reduction="sum")
+        nats = self.objective.nats(logits_NC.float(), labels_N)
         return LossSum(nats=nats, num_targets=num_targets)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,11 @@ from bertsmith.hf.adapter import ADAPTER_CONFIG
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.config import EncoderConfig, HeadConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
+from bertsmith.tasks.decisions import Decisions
+from bertsmith.tasks.kind import TaskKind
+from bertsmith.tasks.kinds import kind_of
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 
@@ -51,9 +55,19 @@ class Task:
     scores: Mapping[str, float]
     """How the weights did on the examples they were judged by, by metric."""
 
+    problem_type: ProblemType = "single_label_classification"
+    """As in `config.json`."""
+
+    label_separator: str | None = None
+    """What stood between the labels of a text in its training table."""
+
+    decisions: object = None
+    """How scores become answers, as `Decisions.as_json` writes it; None: plainly."""
+
     def write(self, folder: Path) -> None:
         """Put the file into a model folder."""
-        content = {"task": "single_label_classification", **asdict(self)}
+        values = asdict(self)
+        content = {"task": values.pop("problem_type"), **values}
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (folder / TASK_FILE).write_text(text, encoding="utf-8")
 
@@ -73,10 +87,14 @@ def read_task(folder: Path) -> Task | None:
                 text=str(columns["text"]),
                 pair=None if columns["pair"] is None else str(columns["pair"]),
                 label=str(columns["label"]),
+                labels=tuple(map(str, columns.get("labels") or ())),
             ),
             max_sequence_tokens=int(content["max_sequence_tokens"]),
             step=int(content["step"]),
             scores={str(k): float(v) for k, v in content["scores"].items()},
+            problem_type=content["task"],
+            label_separator=content.get("label_separator"),
+            decisions=content.get("decisions"),
         )
     except FileNotFoundError:
         return None
@@ -93,6 +111,8 @@ class Classifier:
     labels: tuple[str, ...]
     tokenizer: ExampleTokenizer
     task: Task | None
+    kind: TaskKind[Any]
+    decisions: Decisions
     compute: Compute
 
     @property
@@ -235,6 +255,13 @@ def open_classifier(
         labels=labels,
         tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest),
         task=task,
+        kind=kind_of(
+            model.objective.problem_type,
+            label_separator=None if task is None else task.label_separator,
+        ),
+        decisions=Decisions()
+        if task is None
+        else Decisions.from_json(task.decisions, labels, where=str(folder / TASK_FILE)),
         compute=compute,
     )
 

@@ -20,10 +20,10 @@ from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
+from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName, known_monitors, known_tasks
 from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
 
 Device = Literal["auto", "cpu", "cuda"]
-Monitor = Literal["accuracy", "macro_f1", "weighted_f1", "matthews_correlation", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class PretrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Train a classifier of texts, or of pairs of texts, from a checkpoint and a table."""
+    """Train a model of texts, or of pairs of texts, from a checkpoint and a labelled table."""
 
     model: str
     """Checkpoint folder (bertsmith's or Hugging Face's) or a hub name."""
@@ -137,7 +137,11 @@ class FinetuneConfig:
     """Run folder to write."""
 
     eval: str | None = None
-    """Labelled table to judge by; None: a stratified part of `data` is held out."""
+    """Labelled table to judge by; None: a part of `data` is held out, each label in proportion."""
+
+    task: TaskName = "auto"
+    """classification: one class a text. multilabel: any number of labels. regression: a number.
+    auto: as the labels of `data` show, which is said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -164,8 +168,9 @@ class FinetuneConfig:
     planned to fit, tried before the first step. Whatever it is, it is halved where it does not fit
     after all."""
 
-    monitor: Monitor = "accuracy"
-    """Metric that picks the best checkpoint and stops early."""
+    monitor: str = "auto"
+    """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
+    text average_precision; of numbers spearman."""
 
     patience: int | None = 6
     """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
@@ -174,6 +179,8 @@ class FinetuneConfig:
     table: TableConfig = field(default_factory=TableConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    decide: DecideConfig = field(default_factory=DecideConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
@@ -224,10 +231,11 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        if self.monitor not in get_args(Monitor):
-            raise ValueError(
-                f"monitor is {self.monitor!r}; it must be one of {', '.join(get_args(Monitor))}"
-            )
+        if self.monitor not in ("auto", *known_monitors()):
+            known = ", ".join(known_monitors())
+            raise ValueError(f"monitor is {self.monitor!r}; it must be one of auto, {known}")
+        if self.task not in known_tasks():
+            raise ValueError(f"task is {self.task!r}; it must be one of {', '.join(known_tasks())}")
         if not 0.0 < self.holdout_share < 1.0:
             raise ValueError(f"holdout_share is {self.holdout_share}; it must be over 0, under 1")
         if not 0.0 < self.epochs < math.inf:
@@ -253,7 +261,7 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """Score a fine-tuned classifier on a labelled table."""
+    """Score a fine-tuned model on a labelled table."""
 
     model: str
     """Folder of a fine-tuned model; with an adapter, of the base that it was trained on."""
@@ -269,6 +277,24 @@ class EvaluateConfig:
     json: bool = False
     """Print one JSON object instead of tables."""
 
+    bootstrap: int = 0
+    """Tables to draw from the rows for confidence intervals (Efron 1979), such as 1000; 0: none."""
+
+    seed: int = 0
+    """What the bootstrap draws follows from it."""
+
+    errors: str | None = None
+    """CSV file to write the rows to that the model got wrong, worst first."""
+
+    errors_rows: int = 1000
+    """Most rows of that file."""
+
+    escape_formulas: bool = True
+    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
+
+    overwrite: bool = False
+    """Replace an `errors` file that exists."""
+
     max_sequence_tokens: int | None = None
     """Longest example; None: as in fine-tuning."""
 
@@ -283,7 +309,10 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        _check_at_least_one(self, "tokens_per_pack")
+        _check_at_least_one(self, "tokens_per_pack", "errors_rows")
+        if self.bootstrap < 0 or self.seed < 0:
+            name = "bootstrap" if self.bootstrap < 0 else "seed"
+            raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

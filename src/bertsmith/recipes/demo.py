@@ -247,7 +247,7 @@ def finetune_and_test(folder: Path, start: Path, *, name: str, seed: int) -> flo
     if tuned.status == "interrupted":
         return None
     found = evaluate(EvaluateConfig(model=str(output), data=str(folder / "test.csv")))
-    return found.metrics.accuracy
+    return found.metrics.by_name()["accuracy"]
 
 
 @torch.inference_mode()

@@ -1,24 +1,27 @@
-"""`bertsmith evaluate`: score a fine-tuned classifier on a labelled table."""
+"""`bertsmith evaluate`: score a fine-tuned model on a labelled table."""
 
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
+from torch import Tensor
 
 from bertsmith.data.examples import evaluation_batches
-from bertsmith.data.labels import label_ids
-from bertsmith.data.tables import read_table
-from bertsmith.metrics import ClassificationMetrics, ClassificationTally
-from bertsmith.recipes.classifier import ahead, open_classifier
+from bertsmith.data.tables import LabelledTable, read_cells
+from bertsmith.metrics import Metrics, ScoreTable
+from bertsmith.metrics.bootstrap import intervals
+from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import EvaluateConfig
-
-LABELS_IN_GRID = 12
-"""A confusion matrix of more labels is wider than a terminal: the worst confusions are listed."""
+from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
+from bertsmith.recipes.predictions import check_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,10 @@ class Evaluation:
     model: str
     adapter: str | None
     data: str
-    metrics: ClassificationMetrics
+    metrics: Metrics
+    intervals: Mapping[str, tuple[float, float]]
+    """From and to of each score at 95 % confidence; empty unless asked for."""
+
     num_cut: int
     """Examples that were longer than the model reads, and lost their end."""
 
@@ -51,8 +57,16 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     """Score every row of the table.
 
     Raises:
-        UserError: The model or the table cannot be used.
+        UserError: The model or the table cannot be used, or the mistakes cannot be written.
     """
+    if config.errors is not None:
+        check_output(
+            Path(config.errors),
+            overwrite=config.overwrite,
+            source=Path(config.data),
+            option="errors",
+            endings=(".csv",),
+        )
     classifier = open_classifier(
         config.model,
         adapter=config.adapter,
@@ -60,26 +74,54 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         precision=config.precision,
         device=config.device,
     )
-    table = read_table(
+    kind = classifier.kind
+    cells = read_cells(
         Path(config.data), config.table, is_pair=classifier.is_pair, usual=classifier.usual
     )
+    table = kind.read(cells, config.table)
     known_from = f"the adapter {config.adapter}" if config.adapter else f"the model {config.model}"
-    labels_N = label_ids(table, classifier.labels, known_from=known_from)
+    targets = kind.targets(table, classifier.labels, known_from=known_from)
     started_at_seconds = time.perf_counter()
-    examples = classifier.tokenizer.encode(table.texts, table.pairs)
-    tally = ClassificationTally(len(classifier.labels))
-    batches = evaluation_batches(examples, labels_N, tokens_per_pack=config.tokens_per_pack)
-    for batch in ahead(batches):
-        tally.add(classifier.logits_NC(batch.inputs), batch.labels_N)
+    logits_NC, num_cut = _logits_NC(
+        classifier, table, targets, tokens_per_pack=config.tokens_per_pack
+    )
+    metrics = kind.metrics(logits_NC, targets, classifier.labels, classifier.decisions)
+    if config.errors is not None:
+        mistakes = worst_mistakes(
+            table, logits_NC, targets, classifier=classifier, most=config.errors_rows
+        )
+        write_mistakes(Path(config.errors), table, mistakes, escape_formulas=config.escape_formulas)
+
+    def scores_of(rows_N: Tensor) -> dict[str, float]:
+        return kind.metrics(
+            logits_NC[rows_N], targets[rows_N], classifier.labels, classifier.decisions
+        ).by_name()
+
     return Evaluation(
         model=config.model,
         adapter=config.adapter,
         data=config.data,
-        metrics=tally.metrics(classifier.labels),
-        num_cut=examples.num_cut,
+        metrics=metrics,
+        intervals=intervals(
+            scores_of, num_rows=len(table), num_samples=config.bootstrap, seed=config.seed
+        )
+        if config.bootstrap
+        else {},
+        num_cut=num_cut,
         skipped_rows=table.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
     )
+
+
+def _logits_NC(
+    classifier: Classifier, table: LabelledTable[Any], targets: Tensor, *, tokens_per_pack: int
+) -> tuple[Tensor, int]:
+    """Scores of every row in the table's order, and how many rows were cut."""
+    examples = classifier.tokenizer.encode(table.texts, table.pairs)
+    logits_NC = torch.empty(len(table), len(classifier.labels))
+    for batch in ahead(evaluation_batches(examples, targets, tokens_per_pack=tokens_per_pack)):
+        logits_NC[batch.rows_N] = classifier.logits_NC(batch.inputs)
+    return logits_NC, examples.num_cut
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:
@@ -91,8 +133,8 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         "data": evaluation.data,
         "num_examples": metrics.num_examples,
         "metrics": metrics.by_name(),
-        "labels": [asdict(score) for score in metrics.labels],
-        "confusion": metrics.confusion,
+        **({"intervals": evaluation.intervals} if evaluation.intervals else {}),
+        **metrics.details(),
         "num_cut": evaluation.num_cut,
         "skipped_rows": evaluation.skipped_rows,
         "seconds": round(evaluation.seconds, 3),
@@ -100,44 +142,28 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
 
 
 def print_tables(evaluation: Evaluation, console: Console) -> None:
-    """Overall scores, scores of each label, and what is taken for what."""
+    """Overall scores, and what else the task's metrics have to show."""
     metrics = evaluation.metrics
     console.print(f"{evaluation.data}: {metrics.num_examples:,} examples", markup=False)
-    overall = Grid("metric", "value")
-    for name, value in metrics.by_name().items():
-        overall.add_row(name, f"{value:.4f}")
-    console.print(overall)
-    by_label = Grid("label", title="each label")
-    for heading in ("precision", "recall", "f1", "support"):
-        by_label.add_column(heading, justify="right")
-    for score in metrics.labels:
-        numbers = (f"{v:.3f}" for v in (score.precision, score.recall, score.f1))
-        by_label.add_row(escape(score.label), *numbers, f"{score.support:,}")
-    console.print(by_label)
-    console.print(_confusions(metrics))
+    bounds = evaluation.intervals
+    headings = ("metric", "value", "from (95 %)", "to") if bounds else ("metric", "value")
+    rows = [
+        (name, *(f"{number:.4f}" for number in (value, *bounds.get(name, ()))))
+        for name, value in metrics.by_name().items()
+    ]
+    overall = ScoreTable(title="", headings=headings, rows=rows)
+    for table in (overall, *metrics.tables()):
+        console.print(_grid(table))
     if evaluation.num_cut:
         console.print(f"{evaluation.num_cut:,} examples were too long and lost their end")
     if evaluation.skipped_rows:
         console.print(f"{evaluation.skipped_rows:,} rows could not be used and were skipped")
 
 
-def _confusions(metrics: ClassificationMetrics) -> Grid:
-    names = [escape(score.label) for score in metrics.labels]
-    if len(names) <= LABELS_IN_GRID:
-        grid = Grid("true \\ predicted", title="confusion matrix")
-        for name in names:
-            grid.add_column(name, justify="right")
-        for name, row in zip(names, metrics.confusion, strict=True):
-            grid.add_row(name, *(f"{count:,}" for count in row))
-        return grid
-    wrong = [
-        (count, names[i], names[j])
-        for i, row in enumerate(metrics.confusion)
-        for j, count in enumerate(row)
-        if i != j and count
-    ]
-    grid = Grid("true", "predicted", title="most frequent confusions (all with --json)")
-    grid.add_column("examples", justify="right")
-    for count, true, predicted in sorted(wrong, key=lambda w: (-w[0], w[1:]))[:LABELS_IN_GRID]:
-        grid.add_row(true, predicted, f"{count:,}")
+def _grid(table: ScoreTable) -> Grid:
+    grid = Grid(title=table.title or None)
+    for number, heading in enumerate(table.headings):
+        grid.add_column(escape(heading), justify="right" if number else "left")
+    for row in table.rows:
+        grid.add_row(*map(escape, row))
     return grid

@@ -1,4 +1,4 @@
-"""`bertsmith finetune`: a checkpoint and a labelled table in, a classifier out.
+"""`bertsmith finetune`: a checkpoint and a labelled table in, a model of texts out.
 
 The wiring, from top to bottom. `model/` always holds the best weights so far: it is written
 whenever a judgement beats all before it, and never in part.
@@ -46,7 +46,7 @@ from bertsmith.recipes.ranks import (
     world_of,
 )
 from bertsmith.recipes.resume import identity_of
-from bertsmith.recipes.task_data import TaskTables, encode_part, read_task_tables
+from bertsmith.recipes.task_data import TaskTables, as_found, encode_part, read_task_tables
 from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
 from bertsmith.recipes.training import Rig
 from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
@@ -63,7 +63,7 @@ def main(config: FinetuneConfig) -> int:
 
 
 def finetune(config: FinetuneConfig) -> FinetuneSummary:
-    """Train a classifier of texts or pairs.
+    """Train a model of texts or pairs, of the kind that the table shows or the config says.
 
     Raises:
         UserError: The model, a table, the output or a value cannot be used; or a step's numbers
@@ -92,6 +92,7 @@ def _finetune(
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
         data = open_task(config, source, at_once=at_once)
+    config = as_found(config, data.tables.kind)
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -104,6 +105,7 @@ def _finetune(
     model, report = load_classifier(
         source if config.lora.is_on else checkpoint or source,
         labels=data.tables.labels,
+        objective=data.tables.objective,
         norm=config.head.norm,
         seed=config.seed,
         hidden_dropout_prob=config.hidden_dropout_prob,
@@ -192,7 +194,9 @@ def _finetune(
         lambda start: shares_from(data.steps, vocabulary, start, world),
         settings,
         lambda tokens: vocabulary.narrowed(
-            largest_labelled(data.train.examples, tokens=tokens, longest=table.longest)
+            largest_labelled(
+                data.train.examples, data.train.labels_N, tokens=tokens, longest=table.longest
+            )
         ),
     )
 
@@ -222,11 +226,11 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
     tables = read_task_tables(config)
     tokenizer, longest = fit_tokenizer(config, source, tables)
     encoder = ExampleTokenizer(tokenizer.tokenizer, max_sequence_tokens=longest)
-    train_part = encode_part(tables.train, tables.labels, encoder)
+    train_part = encode_part(tables.train, tables.train_labels_N, encoder)
     return TaskData(
         tables=tables,
         train=train_part,
-        dev=encode_part(tables.dev, tables.labels, encoder),
+        dev=encode_part(tables.dev, tables.dev_labels_N, encoder),
         steps=TrainingSteps(
             train_part.examples,
             train_part.labels_N,
@@ -234,6 +238,7 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
             tokens_per_pack=config.tokens_per_pack,
             seed=config.seed,
             at_once=at_once,
+            weights_N=tables.objective.weights(train_part.labels_N),
         ),
         longest=longest,
         tokenizer=tokenizer,

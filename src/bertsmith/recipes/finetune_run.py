@@ -14,7 +14,7 @@ from bertsmith.data.examples import TrainingSteps, labelled_batch, packs_by_leng
 from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, save_model, write_model_files
-from bertsmith.metrics import HIGHER_IS_BETTER, ClassificationMetrics, ClassificationTally
+from bertsmith.metrics import LOWER_IS_BETTER, Metrics
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
 from bertsmith.model.flops import training_flop
@@ -44,6 +44,7 @@ from bertsmith.report.run_folder import (
     versions,
 )
 from bertsmith.report.training_log import TrainingLog
+from bertsmith.tasks.decisions import Decisions
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
 
@@ -156,7 +157,7 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     Accuracy on a small table often ties while the model still learns. Values closer than
     `TIE` count as tied.
     """
-    value = scores[monitor] if HIGHER_IS_BETTER[monitor] else -scores[monitor]
+    value = -scores[monitor] if monitor in LOWER_IS_BETTER else scores[monitor]
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
@@ -185,6 +186,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self._vocabulary = vocabulary
         self._source, self._lora = source, lora
         self._best = BestModel[SequenceClassifier](self._speaker.say)
+        self._decisions = Decisions()
 
     @property
     def written_first(self) -> Sequence[WrittenFirst]:
@@ -267,10 +269,11 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
-        self._speaker.say(
-            f"step {state.step:,}: accuracy {scores['accuracy']:.4f}, macro F1 "
-            f"{scores['macro_f1']:.4f}, loss {scores['loss']:.4f}" + (" (best)" if is_best else "")
+        shown = ", ".join(
+            f"{name.replace('_f1', ' F1').replace('_', ' ')} {scores[name]:.4f}"
+            for name in self._data.tables.kind.headline
         )
+        self._speaker.say(f"step {state.step:,}: {shown}" + (" (best)" if is_best else ""))
         if not is_best:
             is_new = state.value is None  # else a finished run is judged again: it counted already
             return replace(
@@ -316,6 +319,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         model = load_classifier(
             checkpoint if self._lora is None else self._source,
             labels=self._data.tables.labels,
+            objective=self._data.tables.objective,
             norm=self._config.head.norm,
             seed=self._config.seed,
         )[0]
@@ -400,7 +404,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self.write_summary(asdict(summary))
         return summary
 
-    def _judge(self, max_tokens: int | None) -> ClassificationMetrics:
+    def _judge(self, max_tokens: int | None) -> Metrics:
         """Scores on every example of the dev part, each on one rank; nothing random is drawn.
 
         `max_tokens` is that of one pass, as in training.
@@ -418,15 +422,16 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             found_NC = logits_NC(self._model, batch.inputs, self._compute)
             if number is not None:
                 scores_NC[batch.rows_N] = found_NC
-        tally = ClassificationTally(len(names))
+        kind = self._data.tables.kind
+        scores_NC = self._world.sum_tensor(scores_NC)
         try:
-            tally.add(self._world.sum_tensor(scores_NC), dev.labels_N)
+            self._decisions = kind.decide(self._config.decide, scores_NC, dev.labels_N)
+            return kind.metrics(scores_NC, dev.labels_N, names, self._decisions)
         except FloatingPointError as error:
             raise UserError(
                 f"after step {self.state.step:,} the model gives scores that are not finite; "
                 "the best model so far stands; try a lower --optim.learning_rate"
             ) from error
-        return tally.metrics(names)
 
     def _write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
         """The tokenizer, told how long the model's texts are, and the task."""
@@ -438,6 +443,9 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             max_sequence_tokens=self._data.longest,
             step=step,
             scores=scores,
+            problem_type=self._data.tables.kind.problem_type,
+            label_separator=self._data.tables.kind.label_separator,
+            decisions=self._decisions.as_json(self._data.tables.labels),
         )
         task.write(folder)
 
@@ -466,13 +474,13 @@ def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
 def finetune_card(
     config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables
 ) -> ModelCard:
-    """The model card of a classifier."""
+    """The model card of a fine-tuned model."""
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
         task="text-classification",
         fits_transformers=config.head.norm != "layer",
-        summary=f"A BERT classifier with {len(tables.labels)} labels, fine-tuned by bertsmith.",
+        summary=f"A BERT {tables.kind.describe(tables.labels)}, fine-tuned by bertsmith.",
         data={
             "training": f"{config.data}, {summary.train_examples:,} examples",
             "judging": f"{config.eval or 'held out of it'}, {summary.eval_examples:,} examples",

@@ -10,11 +10,12 @@ Shape legend: N sequences, C classes.
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from bertsmith.batch import PackedBatch
 from bertsmith.data.examples import Examples, packs_by_length
@@ -24,7 +25,6 @@ from bertsmith.model.lora import share_equal
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predictions import (
-    Answer,
     Predicted,
     check_columns,
     check_output,
@@ -109,7 +109,9 @@ def predict(config: PredictConfig) -> PredictSummary:
             # A read ahead of a terminal could not be interrupted.
             for window in windows if config.data == "-" else ahead(windows):
                 answers = [
-                    _answers(one, read, num_rows=len(window.rows))
+                    one.kind.answers(
+                        _logits_NC(one, read, num_rows=len(window.rows)), one.labels, one.decisions
+                    )
                     for one, read in zip(classifiers, window.reads, strict=True)
                 ]
                 for row, *of_row in zip(window.rows, *answers, strict=True):
@@ -142,7 +144,7 @@ def _open_classifiers(config: PredictConfig) -> tuple[list[Classifier], list[Pre
         for adapter in adapters
     ]
     if len(opened) == 1:
-        return opened, [Predicted(labels=opened[0].labels)]
+        return opened, [Predicted(labels=_with_chances(opened[0]))]
     names = [_name_of(adapter) for adapter in config.adapter]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise UserError(
@@ -156,7 +158,8 @@ def _open_classifiers(config: PredictConfig) -> tuple[list[Classifier], list[Pre
             )
         share_equal(opened[0].model, one.model)
     predicted = [
-        Predicted(name=name, labels=one.labels) for name, one in zip(names, opened, strict=True)
+        Predicted(name=name, labels=_with_chances(one))
+        for name, one in zip(names, opened, strict=True)
     ]
     return opened, predicted
 
@@ -187,9 +190,14 @@ def _windows(
         yield _Window(rows=window, reads=reads)
 
 
-def _answers(classifier: Classifier, read: _Read, *, num_rows: int) -> list[Answer]:
-    """Label and probability of each label for each row of a window, in the rows' order."""
-    chances_NC = torch.empty(num_rows, len(classifier.labels))
+def _with_chances(classifier: Classifier) -> Sequence[str]:
+    """The labels that get a probability."""
+    return classifier.labels if classifier.kind.has_chances else ()
+
+
+def _logits_NC(classifier: Classifier, read: _Read, *, num_rows: int) -> Tensor:
+    """Scores of each row of a window, in the rows' order."""
+    logits_NC = torch.empty(num_rows, len(classifier.labels))
     for rows, batch in read.packs:
-        chances_NC[torch.tensor(rows)] = classifier.logits_NC(batch).softmax(1)
-    return list(zip(chances_NC.argmax(1).tolist(), chances_NC.tolist(), strict=True))
+        logits_NC[torch.tensor(rows)] = classifier.logits_NC(batch)
+    return logits_NC

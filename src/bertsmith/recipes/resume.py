@@ -42,6 +42,12 @@ KEYS_BEFORE = {
     "masking.share_schedule": "constant",
     "objective": "mlm",
     "lora.rank": 0,
+    "task": "classification",
+    "loss.class_weights": "none",
+    "loss.label_smoothing": 0.0,
+    "loss.focal_gamma": 0.0,
+    "decide.thresholds": "half",
+    "decide.calibrate": False,
 }
 """What runs did before they had these keys."""
 

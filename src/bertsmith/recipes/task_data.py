@@ -1,34 +1,53 @@
 """From labelled tables to what fine-tuning learns from and is judged by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertsmith.data.checkup.brief import table_warnings
-from bertsmith.data.columns import UsualColumns
+from bertsmith.data.columns import Columns, UsualColumns
 from bertsmith.data.examples import Examples, ExampleTokenizer
-from bertsmith.data.labels import label_ids, label_names, stratified_holdout
-from bertsmith.data.tables import Table, read_table
+from bertsmith.data.tables import LabelledTable, read_cells
+from bertsmith.errors import UserError
+from bertsmith.model.objectives import Objective
 from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.tasks.config import MONITORS, TaskName
+from bertsmith.tasks.decisions import Decisions
+from bertsmith.tasks.infer import choose_task
+from bertsmith.tasks.kind import TaskKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The rows that are learned from, or those that are judged by."""
 
-    table: Table
+    table: LabelledTable[Any]
     examples: Examples
     labels_N: Tensor
+    """What the task's kind makes of the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTables:
     """A task as its tables give it, checked."""
 
-    train: Table
-    dev: Table
+    kind: TaskKind[Any]
+    kind_said: str
+    """Which kind it is, and why, in a line."""
+
+    train: LabelledTable[Any]
+    dev: LabelledTable[Any]
     labels: tuple[str, ...]
+    """Names of the model's outputs."""
+
+    train_labels_N: Tensor
+    """What the kind makes of the labels to learn from."""
+
+    dev_labels_N: Tensor
+    objective: Objective
     is_held_out: bool
     """Whether the dev part was taken from the training table."""
 
@@ -38,11 +57,7 @@ class TaskTables:
     @property
     def columns(self) -> UsualColumns:
         """Names of the training table's columns."""
-        columns = self.train.columns
-        assert columns.label is not None
-        return UsualColumns(
-            text=columns.text_name, pair=columns.pair_name, label=columns.names[columns.label]
-        )
+        return _usual(self.train.columns)
 
     def describe(self) -> list[str]:
         """What a person should know before training, a line each."""
@@ -50,11 +65,14 @@ class TaskTables:
         texts = (
             repr(columns.text) if columns.pair is None else f"{columns.text!r} and {columns.pair!r}"
         )
-        source = "held out of it, each label in proportion" if self.is_held_out else self.dev.path
+        source = f"held out of it, {self.kind.holdout_said}" if self.is_held_out else self.dev.path
+        label = repr(columns.label) if columns.label else "in columns of their own"
+        outputs = f"; {len(self.labels)} labels" if self.kind.has_chances else ""
         lines = [
+            self.kind_said,
             f"training: {len(self.train):,} examples of {self.train.path}",
             f"judging: {len(self.dev):,} examples, {source}",
-            f"columns: text {texts}, label {columns.label!r}; {len(self.labels)} labels",
+            f"columns: text {texts}, label {label}{outputs}",
         ]
         for table in (self.train,) if self.is_held_out else (self.train, self.dev):
             if table.skipped_rows:
@@ -62,12 +80,9 @@ class TaskTables:
                     f"{table.skipped_rows:,} rows of {table.path} were skipped; "
                     f"the first: {table.first_skipped}"
                 )
-        combined = [name for name in self.labels if _looks_combined(name, self.labels)]
-        if combined:
-            lines.append(
-                f"warning: {len(combined):,} labels such as {combined[0]!r} look like several in "
-                "one; each is learned as a label of its own (one label a text)"
-            )
+        if self.kind.name == "classification":
+            lines += _warn_of_combined(self.labels)
+        lines += self.kind.warnings(self.dev_labels_N, self.labels, what="the examples to judge by")
         if self.num_leaked:
             lines.append(
                 f"warning: {self.num_leaked:,} of the {len(self.dev):,} examples to judge by stand "
@@ -80,45 +95,114 @@ def read_task_tables(config: FinetuneConfig) -> TaskTables:
     """Read and check the tables; hold a part out where there is none to judge by.
 
     Raises:
-        UserError: A table cannot be used, or the two do not fit together.
+        UserError: A table cannot be used, the two do not fit together, or the task has not what the
+            config asks for.
     """
-    table = read_table(Path(config.data), config.table)
-    labels = label_names(table)
+    cells = read_cells(Path(config.data), config.table)
+    chosen = choose_task(config.task, cells, config.table)
+    kind = chosen.kind
+    monitor_of(config, kind)
+    kind.check_decide(config.decide)
+    table = kind.read(cells, config.table)
+    labels = kind.output_names(table)
     if config.eval is None:
-        learned, held = stratified_holdout(
-            table.labels, share=config.holdout_share, seed=config.seed
-        )
+        learned, held = kind.holdout(table, share=config.holdout_share, seed=config.seed)
         train, dev = table.select(learned), table.select(held)
     else:
-        has_pairs = table.pairs is not None
-        columns = table.columns
-        assert columns.label is not None
-        usual = UsualColumns(
-            text=columns.text_name, pair=columns.pair_name, label=columns.names[columns.label]
-        )
         train = table
-        dev = read_table(Path(config.eval), config.table, is_pair=has_pairs, usual=usual)
-        label_ids(dev, labels, known_from=str(table.path))
+        dev = kind.read(
+            read_cells(
+                Path(config.eval),
+                config.table,
+                is_pair=table.pairs is not None,
+                usual=_usual(table.columns),
+            ),
+            config.table,
+        )
+    known_from = str(table.path)
+    train_labels_N = kind.targets(train, labels, known_from=known_from)
+    dev_labels_N = kind.targets(dev, labels, known_from=known_from)
+    _check_monitor(config, kind, dev_labels_N, labels)
     seen = set(_contents(train))
     return TaskTables(
+        kind=kind,
+        kind_said=chosen.said,
         train=train,
         dev=dev,
         labels=labels,
+        train_labels_N=train_labels_N,
+        dev_labels_N=dev_labels_N,
+        objective=kind.objective(config.loss, train_labels_N, labels),
         is_held_out=config.eval is None,
         num_leaked=sum(content in seen for content in _contents(dev)),
     )
 
 
-def encode_part(table: Table, labels: tuple[str, ...], tokenizer: ExampleTokenizer) -> Part:
+def monitor_of(config: FinetuneConfig, kind: TaskKind[Any]) -> str:
+    """The metric that picks the best weights.
+
+    Raises:
+        UserError: The task has no such metric.
+    """
+    known = MONITORS[kind.name]
+    if config.monitor == "auto":
+        return known[0]
+    if config.monitor not in known:
+        raise UserError(
+            f"--monitor {config.monitor}: {kind.name} has no such metric; take one of "
+            f"{', '.join(known)}"
+        )
+    return config.monitor
+
+
+def _check_monitor(
+    config: FinetuneConfig, kind: TaskKind[Any], dev_labels_N: Tensor, labels: tuple[str, ...]
+) -> None:
+    """Refuse a metric that the examples to judge by leave undefined, before anything is trained."""
+    monitor = monitor_of(config, kind)
+    no_scores_NC = torch.zeros(len(dev_labels_N), len(labels))
+    if monitor not in kind.metrics(no_scores_NC, dev_labels_N, labels, Decisions()).by_name():
+        raise UserError(
+            f"--monitor {monitor}: is not defined on the examples to judge by, which have no label "
+            "that some of them have and others not; give another --eval table or --monitor"
+        )
+
+
+def as_found(config: FinetuneConfig, kind: TaskKind[Any]) -> FinetuneConfig:
+    """The config with what `auto` came to: the run's files say it, and a resumed run holds it."""
+    names: dict[str, TaskName] = {
+        "classification": "classification",
+        "multilabel": "multilabel",
+        "regression": "regression",
+    }
+    return replace(config, task=names[kind.name], monitor=monitor_of(config, kind))
+
+
+def encode_part(table: LabelledTable[Any], labels_N: Tensor, tokenizer: ExampleTokenizer) -> Part:
     """Tokenise a table's examples."""
-    return Part(
-        table=table,
-        examples=tokenizer.encode(table.texts, table.pairs),
-        labels_N=label_ids(table, labels, known_from=str(table.path)),
+    return Part(table=table, examples=tokenizer.encode(table.texts, table.pairs), labels_N=labels_N)
+
+
+def _usual(columns: Columns) -> UsualColumns:
+    return UsualColumns(
+        text=columns.text_name,
+        pair=columns.pair_name,
+        label="" if columns.label is None else columns.label_name,
+        labels=tuple(columns.names[i] for i in columns.labels),
     )
 
 
-def _contents(table: Table) -> list[tuple[str, str]]:
+def _warn_of_combined(labels: tuple[str, ...]) -> list[str]:
+    combined = [name for name in labels if _looks_combined(name, labels)]
+    if not combined:
+        return []
+    return [
+        f"warning: {len(combined):,} labels such as {combined[0]!r} look like several in one; each "
+        "is learned as a label of its own (several a text: --task multilabel)"
+    ]
+
+
+def _contents(table: LabelledTable[Any]) -> list[tuple[str, str]]:
     return list(zip(table.texts, table.pairs or [""] * len(table), strict=True))
 
 

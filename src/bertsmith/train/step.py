@@ -1,8 +1,9 @@
 """One optimizer step, and the only place where a gradient is asked for.
 
-The loss of a step is the mean over all its targets: losses travel as sums, the number of targets is
-counted over all ranks before the first backward, and there is one division. A loss of several means
-(hidden tokens and pairs, say) has a sum and a count for each of them. Cutting a step into
+The loss of a step is the mean over all its targets: losses travel as sums, the number of targets
+(or the sum of their weights) is counted over all ranks before the first backward, and there is one
+division. A loss of several means (hidden tokens and pairs, say) has a sum and a count for each of
+them. Cutting a step into
 more packs, or sharing it out over ranks, therefore changes nothing but rounding (transformers
 scales such gradients wrongly: issue 47688).
 """
@@ -45,8 +46,13 @@ class Batch(Cuttable, Protocol):
         ...
 
     @property
-    def target_counts(self) -> tuple[int, ...]:
-        """Targets of each sum of the loss, as many sums in every pack of a run."""
+    def num_targets(self) -> int:
+        """What is predicted; 0 in a filler."""
+        ...
+
+    @property
+    def target_counts(self) -> tuple[float, ...]:
+        """Targets of each sum of the loss, or their weights; every pack has as many sums."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -65,7 +71,8 @@ class StepReport:
     """Steps done, this one included."""
 
     loss: float
-    """Nats a target, over the whole step; 0 if it had no target. Of several means their sum."""
+    """Nats a target, by weight, over the whole step; 0 if it had no target. Of several means their
+    sum."""
 
     grad_norm: float
     """L2 norm of the gradient before clipping."""
@@ -161,7 +168,7 @@ def train_step(
     except (AbandonedError, OutOfMemoryError):
         optimizer.zero_grad(set_to_none=True)
         raise
-    num_targets = sum(sum(pack.target_counts) for pack in share.packs)
+    num_targets = sum(pack.num_targets for pack in share.packs)
     sums = strategy.world.sums([*own_losses, num_targets, *strategy.tokens_by_device(share)])
     losses, num_targets = sums[: share.num_packs], round(sums[share.num_packs])
     tokens_by_device = sums[share.num_packs + 1 :]
@@ -284,14 +291,14 @@ def _backward(
     return by_pack
 
 
-def _share_of_means(nats: Tensor, counts: Sequence[int], of_all: Sequence[float]) -> Tensor:
+def _share_of_means(nats: Tensor, counts: Sequence[float], of_all: Sequence[float]) -> Tensor:
     """What a part adds to the loss: each of its sums over the targets that all parts have of it.
 
     A sum without targets is taken all the same: other ranks wait for its gradient, 0.
     """
     sums = [nats] if nats.ndim == 0 else nats.unbind()
     shares = [
-        one / max(whole, 1.0) if count else one * 0.0
+        one / (whole or 1.0) if count else one * 0.0
         for one, count, whole in zip(sums, counts, of_all, strict=True)
     ]
     return shares[0] if len(shares) == 1 else torch.stack(shares).sum()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bertsmith.data.checkup import label_names
 from bertsmith.data.checkup.characters import CharacterCheck
@@ -18,7 +19,7 @@ from bertsmith.data.checkup.repeats import (
     repeated_rows,
 )
 from bertsmith.data.corpus import Document
-from bertsmith.data.tables import Table
+from bertsmith.data.tables import LabelledTable
 
 ROWS_LOOKED_AT = 50_000
 """Of each table: seconds at most, before hours of training."""
@@ -26,10 +27,11 @@ ROWS_LOOKED_AT = 50_000
 MOST_LINES = 4
 
 
-def table_warnings(train: Table, dev: Table) -> list[str]:
+def table_warnings(train: LabelledTable[Any], dev: LabelledTable[Any]) -> list[str]:
     """Lines on what may make a training wrong and is said nowhere else in it."""
     rows = _digests(train)
-    kind = label_names.label_kind(rows.names)
+    has_names = all(isinstance(label, str) for label in train.labels)
+    kind = label_names.label_kind(rows.names) if has_names else "scores"
     findings = [*repeated_rows(rows), *leaked_rows(rows, _digests(dev), skip_exact=True)]
     findings += conflicting_labels(rows, is_score=kind == "scores")
     if kind == "classes":
@@ -55,14 +57,14 @@ def text_warnings(texts: Iterable[str]) -> list[str]:
     return _lines(findings, has_places=False)
 
 
-def _digests(table: Table) -> RowDigests:
+def _digests(table: LabelledTable[Any]) -> RowDigests:
     writer = DigestWriter(Source(paths=(table.path,)))
     for i in range(min(len(table), ROWS_LOOKED_AT)):
-        writer.add(table.lines[i] or table.rows[i], _texts(table, i), table.labels[i])
+        writer.add(table.lines[i] or table.rows[i], _texts(table, i), str(table.labels[i]))
     return writer.finish()
 
 
-def _texts(table: Table, row: int) -> Sequence[str]:
+def _texts(table: LabelledTable[Any], row: int) -> Sequence[str]:
     return (table.texts[row],) if table.pairs is None else (table.texts[row], table.pairs[row])
 
 

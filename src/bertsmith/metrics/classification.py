@@ -1,16 +1,28 @@
 """How good a classifier is, counted over a whole table and never averaged over batches.
 
-Everything but the loss follows from the confusion matrix, so that is all that is kept while
-predictions come in: memory does not grow with the table.
+Everything but the loss follows from the confusion matrix, so that is all that `ClassificationTally`
+keeps while predictions come in. What orders or weighs probabilities (ROC-AUC, average precision,
+calibration) needs all scores at once: `classification_metrics` takes them.
 
 Shape legend: N sequences, C classes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
+
+from bertsmith.metrics.calibration import calibration_error
+from bertsmith.metrics.ranking import average_precision, mean_of_defined, roc_auc
+from bertsmith.metrics.score_table import ScoreTable
+
+LABELS_IN_GRID = 12
+"""A confusion matrix of more labels is wider than a terminal: the worst confusions are listed."""
+
+OF_SCORES = ("roc_auc", "average_precision", "calibration_error")
+"""What needs all scores at once."""
 
 HIGHER_IS_BETTER = {
     "accuracy": True,
@@ -19,7 +31,7 @@ HIGHER_IS_BETTER = {
     "matthews_correlation": True,
     "loss": False,
 }
-"""The metrics that a run can be judged by."""
+"""What follows from the confusion matrix and the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +81,60 @@ class ClassificationMetrics:
     confusion: tuple[tuple[int, ...], ...]
     """Examples by true label (row) and predicted label (column), in the order of `labels`."""
 
+    roc_auc: float | None = None
+    """Area under the ROC curve: of two classes that of the last one, of more the mean of each
+    against the rest; None if not asked for, or if no class has examples both in it and out."""
+
+    average_precision: float | None = None
+    """Of the same, the mean precision by recall."""
+
+    calibration_error: float | None = None
+    """Expected calibration error of the predicted class's probability (Guo et al. 2017)."""
+
     def by_name(self) -> dict[str, float]:
         """The overall scores by their names, as they stand in summary.json."""
-        return {name: float(getattr(self, name)) for name in HIGHER_IS_BETTER}
+        values = {name: getattr(self, name) for name in (*HIGHER_IS_BETTER, *OF_SCORES)}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def details(self) -> Mapping[str, object]:
+        """Each label, and what was taken for what."""
+        return {"labels": [asdict(score) for score in self.labels], "confusion": self.confusion}
+
+    def tables(self) -> Sequence[ScoreTable]:
+        """Each label, and what was taken for what."""
+        by_label = ScoreTable(
+            title="each label",
+            headings=("label", "precision", "recall", "f1", "support"),
+            rows=[
+                (s.label, f"{s.precision:.3f}", f"{s.recall:.3f}", f"{s.f1:.3f}", f"{s.support:,}")
+                for s in self.labels
+            ],
+        )
+        return by_label, self._confusions()
+
+    def _confusions(self) -> ScoreTable:
+        names = [score.label for score in self.labels]
+        if len(names) <= LABELS_IN_GRID:
+            return ScoreTable(
+                title="confusion matrix",
+                headings=("true \\ predicted", *names),
+                rows=[
+                    (name, *(f"{count:,}" for count in row))
+                    for name, row in zip(names, self.confusion, strict=True)
+                ],
+            )
+        wrong = [
+            (count, names[i], names[j])
+            for i, row in enumerate(self.confusion)
+            for j, count in enumerate(row)
+            if i != j and count
+        ]
+        worst = sorted(wrong, key=lambda w: (-w[0], w[1:]))[:LABELS_IN_GRID]
+        return ScoreTable(
+            title="most frequent confusions (all with --json)",
+            headings=("true", "predicted", "examples"),
+            rows=[(true, predicted, f"{count:,}") for count, true, predicted in worst],
+        )
 
 
 class ClassificationTally:
@@ -134,6 +197,29 @@ class ClassificationTally:
             ),
             confusion=tuple(tuple(row) for row in confusion_CC.tolist()),
         )
+
+
+def classification_metrics(
+    logits_NC: Tensor, labels_N: Tensor, names: Sequence[str]
+) -> ClassificationMetrics:
+    """All scores of a whole table at once.
+
+    Raises:
+        FloatingPointError: As `ClassificationTally.add`.
+    """
+    tally = ClassificationTally(len(names))
+    tally.add(logits_NC, labels_N)
+    chances_NC = logits_NC.double().softmax(1)
+    judged = range(len(names)) if len(names) > 2 else range(len(names) - 1, len(names))
+    best_N = chances_NC.max(1)
+    return dataclasses.replace(
+        tally.metrics(names),
+        roc_auc=mean_of_defined([roc_auc(chances_NC[:, c], labels_N == c) for c in judged]),
+        average_precision=mean_of_defined(
+            [average_precision(chances_NC[:, c], labels_N == c) for c in judged]
+        ),
+        calibration_error=calibration_error(best_N.values, best_N.indices == labels_N),
+    )
 
 
 def _matthews_correlation(confusion_CC: Tensor) -> float:
