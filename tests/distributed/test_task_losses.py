@@ -18,7 +18,7 @@ from bertsmith.parallel.world import World
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import Compute
-from bertsmith.train.step import train_step
+from bertsmith.train.step import dropout_seed_of, train_step
 from ranks import run_ranks
 
 FP32 = Compute(device=torch.device("cpu"), dtype=torch.float32)
@@ -167,8 +167,11 @@ def test_accumulation_and_ranks_change_nothing(
     batch = joined(packs_of(objective, num_outputs))
     mean_of_means = 0.0
     model = new_model(objective, num_outputs)
+    with torch.no_grad():
+        nats = model(batch, dropout_seed=dropout_seed_of(0, step=0)).nats
+        assert whole[0] == pytest.approx(float(nats) / batch.target_counts[0], rel=1e-5)
     for one in packs_of(objective, num_outputs):
-        nats = model(one, dropout_seed=None).nats
+        nats = model(one, dropout_seed=None).nats.detach()
         mean_of_means += float(nats) / one.target_counts[0] / len(PACKS)
-    right = float(model(batch, dropout_seed=None).nats) / batch.target_counts[0]
+    right = float(model(batch, dropout_seed=None).nats.detach()) / batch.target_counts[0]
     assert abs(mean_of_means / right - 1) > 0.01, "the packs must tell the two apart"

@@ -458,7 +458,8 @@ def test_a_mistake_in_the_call_is_one_line_and_code_2(
 
 def test_finetune_says_its_short_form_before_training(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(csv_of([*CLEAN, ("a film", "godo")]))
-    (tmp_path / "b.csv").write_bytes(csv_of([("The film: number 0 was a joy to see", "good")]))
+    dev = [("The film: number 0 was a joy to see", "good"), ("a bore of another kind", "bad")]
+    (tmp_path / "b.csv").write_bytes(csv_of(dev))
     config = FinetuneConfig(
         model="m", data=str(tmp_path / "a.csv"), eval=str(tmp_path / "b.csv"), output="o"
     )

@@ -168,7 +168,7 @@ def train_step(
     except (AbandonedError, OutOfMemoryError):
         optimizer.zero_grad(set_to_none=True)
         raise
-    num_targets = sum(pack.num_targets for pack in share.packs)
+    num_targets = sum(pack.num_targets + sum(pack.target_counts[1:]) for pack in share.packs)
     sums = strategy.world.sums([*own_losses, num_targets, *strategy.tokens_by_device(share)])
     losses, num_targets = sums[: share.num_packs], round(sums[share.num_packs])
     tokens_by_device = sums[share.num_packs + 1 :]
