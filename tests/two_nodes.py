@@ -78,9 +78,9 @@ class Node:
         return self.jobs[-1]
 
     def pids(self) -> list[int]:
-        """Every process on the node, orphans too."""
+        """Every process that runs on the node, orphans too."""
         listed = _ip("netns", "pids", self.namespace, check=False)
-        return [int(word) for word in listed.stdout.split()]
+        return [pid for pid in map(int, listed.stdout.split()) if _runs(pid)]
 
     def link(self, state: str) -> None:
         """Put the cable's end `up`, or `down`."""
@@ -95,8 +95,6 @@ class Node:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            for job in self.jobs:
-                job.process.poll()  # a zombie still counts as a process of the namespace
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {pids} of {self.namespace} do not die")
             time.sleep(0.05)
@@ -199,6 +197,15 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:g} s: {what}")
         time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended yet; one that waits to be reaped has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def _ip(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,11 @@ from typing import Any, Self
 from ranks import environment_of, free_port
 
 INJECTOR = Path(__file__).parents[1] / "faults" / "injector"
-PATIENCE_SECONDS = 100.0
+PATIENCE_SECONDS = 300.0
 """For one run; a busy machine is slow, a hang is for ever."""
+
+TRACE_SECONDS = 2.0
+"""For a run that hangs to write where its threads are."""
 
 STATE_FILES = ("model.safetensors", "training_state.safetensors")
 MANIFEST = "manifest.json"
@@ -36,6 +39,8 @@ def environment_with(*faults: Mapping[str, Any], **more: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "100",
         "HF_HUB_OFFLINE": "1",
+        # Arrow's own allocator starts a thread, and a fork of a process with threads may hang.
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
     }
     if faults:
         environment["BERTSMITH_TEST_FAULT"] = json.dumps(faults)
@@ -68,6 +73,8 @@ class Started:
         until = time.monotonic() + within_seconds
         while (code := self.code()) is None:
             if time.monotonic() > until:
+                self.kill(signal.SIGABRT)  # faulthandler then writes every thread's traceback
+                time.sleep(TRACE_SECONDS)
                 self.kill()
                 raise AssertionError(f"still running after {within_seconds} s:\n{self.errors()}")
             time.sleep(0.005)

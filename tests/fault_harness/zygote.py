@@ -6,6 +6,7 @@ exit code, negative for a signal, to STEM.exit. The answer is a line with the pr
 end of the input what still runs is killed.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -74,6 +75,7 @@ def run(request: dict[str, Any]) -> int:
         os.close(opened)
     if request["cwd"]:
         os.chdir(request["cwd"])
+    faulthandler.enable()  # for a run that hangs, see `Started.end`
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["bertsmith", *request["argv"]]

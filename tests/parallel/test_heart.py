@@ -25,6 +25,7 @@ from bertsmith.parallel.heart import (
     OtherRankFailedError,
     SilentRankError,
 )
+from bertsmith.parallel.place import Place
 from bertsmith.parallel.world import World
 from ranks import place_of
 
@@ -242,6 +243,24 @@ def test_an_end_that_went_well_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) 
     assert end(UserError("wrong"), place_of(0), heart) == EXIT_USER_ERROR
     timers = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
     assert all(timer.finished.is_set() for timer in timers)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_wait_without_a_limit_has_a_last_resort(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's client may wait for ever, and then no other line of ours runs."""
+    ended_at = list[str]()
+    gone = threading.Event()
+
+    def end_here(place: Place, doing: str) -> None:
+        ended_at.append(doing)
+        gone.set()
+
+    monkeypatch.setattr(ending, "end_for_lack_of_answer", end_here)
+    with ending.last_resort(place_of(1), "the meeting", after_seconds=0.1 if hangs else 60.0):
+        assert gone.wait(30.0 if hangs else 0.0) is hangs
+    assert ended_at == (["the meeting"] if hangs else [])
 
 
 @pytest.mark.parametrize("hangs", [True, False])

@@ -1,5 +1,6 @@
 """Ranks find those of their own start, and say once who is missing."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -119,3 +120,15 @@ def test_how_long_it_stays(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(found, UserError)
     lasted = time.monotonic() - began
     assert (0.45 < lasted < 0.9) if knows else (0.95 < lasted < 2.0)
+
+
+def test_another_program_at_the_port_is_told_from_a_meeting_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It accepts connections and says nothing: torch's own client would wait for ever."""
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        place = place_of(1, port=another.getsockname()[1])
+        config = ParallelConfig(join_seconds=1.0)
+        with pytest.raises(UserError, match=r"rank 1 cannot reach rank 0 at .*does not answer as"):
+            meeting.meet(place, config)

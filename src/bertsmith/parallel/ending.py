@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
@@ -41,18 +42,33 @@ def end(error: BaseException, place: Place, heart: Heart) -> int:
     Returns:
         The exit code, the same on every rank.
     """
-    last_resort = threading.Timer(LAST_RESORT_SECONDS, end_for_lack_of_answer, (place, "its end"))
-    last_resort.daemon = True
-    last_resort.start()
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends ranks that are left
-    try:
+    with last_resort(place, "its end", after_seconds=LAST_RESORT_SECONDS):
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent ends ranks that are left
         with heart.at_work():  # it has a deadline of its own
             code = _agree(error, place, heart)
         leave_group(code)
-    finally:
-        last_resort.cancel()
     return code
+
+
+@contextmanager
+def last_resort(place: Place, doing: str, *, after_seconds: float) -> Iterator[None]:
+    """End the process if the block takes too long.
+
+    The store's client has no limit for some of its waits, whatever it was told.
+
+    Args:
+        place: This rank's.
+        doing: What the block does, in words that fit "rank 3 is cut off at ...".
+        after_seconds: What is too long.
+    """
+    timer = threading.Timer(after_seconds, end_for_lack_of_answer, (place, doing))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def leave_group(code: int | None = None) -> None:

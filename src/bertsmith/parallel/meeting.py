@@ -6,9 +6,11 @@ counts the restarts it has made itself. So rank 0 names the group, new at each s
 name to each rank that comes.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -64,14 +66,35 @@ def connect(place: Place, *, seconds: float, serves: bool = False) -> Store:
         place: Says where it is.
         seconds: For this and every later question.
         serves: Whether this process opens it.
+
+    Raises:
+        DistError: It cannot be reached or opened in time.
     """
-    return TCPStore(
-        place.host,
-        place.port,
-        is_master=serves,
-        timeout=timedelta(seconds=seconds),
-        wait_for_workers=False,
-    )
+    opened: Future[Store] = Future()
+
+    def open_it() -> None:
+        try:
+            opened.set_result(
+                TCPStore(
+                    place.host,
+                    place.port,
+                    is_master=serves,
+                    timeout=timedelta(seconds=seconds),
+                    wait_for_workers=False,
+                )
+            )
+        except Exception as error:
+            opened.set_exception(error)
+
+    # In a thread, since torch's client has no limit for the first answer: where another program
+    # listens at the port, it waits for ever (torch 2.13).
+    threading.Thread(target=open_it, name="connecting", daemon=True).start()
+    try:
+        return opened.result(timeout=seconds + GRACE_SECONDS)
+    except TimeoutError as error:
+        raise dist.DistError(
+            "something listens there, but does not answer as a meeting point does"
+        ) from error
 
 
 def gather(store: Store, place: Place, *, join_seconds: float) -> str:

@@ -19,8 +19,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from bertsmith.errors import UserError
 from bertsmith.parallel import last_word
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.parallel.ending import end, leave_group
-from bertsmith.parallel.heart import FAILURE, Heart, OtherRankFailedError, Pulse, SilentRankError
+from bertsmith.parallel.ending import end, last_resort, leave_group
+from bertsmith.parallel.heart import (
+    FAILURE,
+    LAST_RESORT_SECONDS,
+    Heart,
+    OtherRankFailedError,
+    Pulse,
+    SilentRankError,
+)
 from bertsmith.parallel.meeting import connect, meet
 from bertsmith.parallel.place import Place, place_from
 
@@ -246,6 +253,14 @@ def dealt(
             yield None, items[0]
 
 
+def _meeting_seconds(config: ParallelConfig) -> float:
+    """By when a rank has met the others or said why not: each of three waits has its own limit.
+
+    They are the first connection, the others' coming, and the heart's connection.
+    """
+    return 3 * config.join_seconds + LAST_RESORT_SECONDS
+
+
 @contextmanager
 def joined(config: ParallelConfig, *, on_gpus: bool, facts: Mapping[str, str]) -> Iterator[World]:
     """Within the block this process is one of its run's ranks.
@@ -271,13 +286,14 @@ def joined(config: ParallelConfig, *, on_gpus: bool, facts: Mapping[str, str]) -
         return
     if on_gpus:
         place = place.seeing(torch.cuda.device_count())
-    store, generation = meet(place, config)
-    heart = Heart(
-        PrefixStore(generation, connect(place, seconds=config.join_seconds)),
-        place,
-        timeout_seconds=config.timeout_seconds,
-    )
-    heart.start()
+    with last_resort(place, "the meeting of ranks", after_seconds=_meeting_seconds(config)):
+        store, generation = meet(place, config)
+        heart = Heart(
+            PrefixStore(generation, connect(place, seconds=config.join_seconds)),
+            place,
+            timeout_seconds=config.timeout_seconds,
+        )
+        heart.start()
     try:
         if on_gpus:
             torch.cuda.set_device(place.local_rank)
