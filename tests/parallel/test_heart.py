@@ -122,7 +122,17 @@ def test_a_rank_does_not_wait_for_a_dead_one(
     assert said.count("bertsmith: error:") == 1
     assert ("rank 0 stopped answering, last seen at the checkpoint of step 4" in said) == has_begun
     assert ("rank 0 never began" in said) != has_begun
-    assert "rank 1 waited (--parallel.timeout_seconds 0.3)" in said
+    assert "rank 1 waited 0.3 seconds" in said
+
+
+def test_a_dead_rank_is_not_waited_for_as_long_as_a_step_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heart_module, "GONE_SECONDS", 0.3)
+    store = HashStore()
+    heart = heart_of(store, 0, timeout_seconds=600.0)
+    with beating(heart), pytest.raises(SilentRankError):
+        World(place_of(0), store, heart).check_same("data", {"fingerprint": "a"})
 
 
 def test_rank_0_does_not_wait_for_dead_facts() -> None:

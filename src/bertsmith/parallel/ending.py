@@ -122,21 +122,21 @@ def _agree(error: BaseException, place: Place, heart: Heart) -> int:
             flush=True,
         )
         return EXIT_FAULT
-    _say(error, place, lost, timeout_seconds=heart.timeout_seconds)
+    if isinstance(error, SilentRankError):
+        waited = f"{heart.silence_limit_seconds:g} seconds"
+    else:
+        waited = f"(--parallel.timeout_seconds {heart.timeout_seconds:g})"
+    _say(error, place, lost, waited=waited)
     with suppress(dist.DistError, RuntimeError):
         heart.wait_for_the_others()
     return code
 
 
-def _say(error: BaseException, place: Place, lost: str | None, *, timeout_seconds: float) -> None:
+def _say(error: BaseException, place: Place, lost: str | None, *, waited: str) -> None:
     """A line for a mistake or a lost rank, a traceback for a fault of ours."""
     of_rank = f"rank {place.rank}: " if place.rank else ""
     if lost is not None:
-        print(
-            f"bertsmith: error: {lost}; rank {place.rank} waited "
-            f"(--parallel.timeout_seconds {timeout_seconds:g})",
-            file=sys.stderr,
-        )
+        print(f"bertsmith: error: {lost}; rank {place.rank} waited {waited}", file=sys.stderr)
     elif isinstance(error, UserError):
         print(f"bertsmith: error: {of_rank}{error}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):

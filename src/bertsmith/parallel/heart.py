@@ -25,6 +25,11 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 """A rank whose heart has not beaten for so long is dead or stopped."""
 
+GONE_SECONDS = 60.0
+"""A rank that others wait for and whose heart has not beaten for so long is given up, however long
+a step may take: one that was killed where nobody supervises it tells no one. Slow disks that hold
+up a whole process for some seconds are borne."""
+
 LAST_RESORT_SECONDS = 25.0
 """After which a rank ends though the store does not answer: a network that has gone tells nobody
 so, and what is sent into it waits for ever."""
@@ -73,6 +78,11 @@ class Heart:
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._live, name="heart", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    @property
+    def silence_limit_seconds(self) -> float:
+        """How long another rank may be silent while this one waits for it."""
+        return min(self.timeout_seconds, GONE_SECONDS)
 
     def start(self) -> None:
         """Begin to beat."""

@@ -211,7 +211,7 @@ class World:
             time.sleep(POLL_SECONDS)
             if self._store.check([FAILURE]):
                 raise OtherRankFailedError
-            if pulse.silent_seconds() > self._heart.timeout_seconds:
+            if pulse.silent_seconds() > self._heart.silence_limit_seconds:
                 raise SilentRankError(f"rank {rank} is silent")
         self.beat(doing)
         value: bytes = self._store.get(name)
