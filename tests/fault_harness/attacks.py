@@ -25,9 +25,9 @@ from fault_harness.world import STEPS, World
 
 KILLED = -signal.SIGKILL
 TRAIN_STEP = "bertsmith.train.step:train_step"
-PACED = tuple(fault(TRAIN_STEP, "sleep:0.1", nth=step + 1) for step in (4, 8, 12))
-"""Faults: steps that wait a moment for the save before them, or a busy disk would make the next
-one later, and runs would differ in what they save."""
+PACED = tuple(fault(TRAIN_STEP, "await_save", nth=step + 1) for step in (4, 8, 12))
+"""Faults: steps that wait for the save before them, or a busy disk would make the next one later,
+and runs would differ in what they save."""
 
 
 OWN_DIGEST = "sha256_of_the_above"

@@ -35,7 +35,7 @@ PRECISIONS = [
 def killed_after(step: int) -> list[dict[str, object]]:
     """Faults: so many steps done, their checkpoint safe, and the next one just begun."""
     at = "bertsmith.train.step:train_step"
-    return [fault(at, "sleep:0.3", nth=step + 1), fault(at, "kill", nth=step + 1)]
+    return [fault(at, "await_save", nth=step + 1), fault(at, "kill", nth=step + 1)]
 
 
 def killed_in(function: str, nth: int) -> list[dict[str, object]]:

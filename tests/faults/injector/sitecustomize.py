@@ -9,8 +9,8 @@ BERTSMITH_TEST_FAULT is a JSON list. Each item names a place in `at`: a call on 
 `last` is `nth` unless given, 0 is without end) whose path holds a match of the pattern `path`, on
 the rank `rank` or on any; with `once`, a path, only if no file is there, which it makes then (a
 process that is started again has the same environment). What it does is in `do`: `kill` and
-`kill_after` the call, an error of the disk by name (`ENOSPC`), `sleep:SECONDS`,
-`signal:NAME`, or `memory`, an allocation that fails.
+`kill_after` the call, an error of the disk by name (`ENOSPC`), `sleep:SECONDS`, `await_save` for
+the end of the save that is under way, `signal:NAME`, or `memory`, an allocation that fails.
 
 BERTSMITH_TEST_JOURNAL is a folder to which every call that matters for a power cut is written,
 with the tree under BERTSMITH_TEST_JOURNAL_ROOT before it and the content that was flushed.
@@ -91,6 +91,10 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "sleep":
             time.sleep(float(more))
+        elif what == "await_save":
+            for thread in threading.enumerate():
+                if thread.name == "saver":
+                    thread.join()
         elif what == "signal":
             os.kill(os.getpid(), getattr(signal, more))
         elif what == "memory":
