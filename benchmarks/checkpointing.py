@@ -32,6 +32,7 @@ from live_bytes import held_for_backward
 VALUES = ("none", "selective", "budget:0.5", "every:2", "full")
 RESULTS = Path(__file__).parent / "results"
 MASKED_SHARE = 0.15
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--values", nargs="+", default=list(VALUES))
     parser.add_argument("--name", default="checkpointing", help="of the files to write")
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="processor: with OMP_NUM_THREADS=1, where other jobs share the machine",
+    )
     args = parser.parse_args()
+    clock = CLOCKS[args.clock]
 
     reuse_freed_memory()
     shape = PRESETS[args.model]
@@ -100,12 +108,12 @@ def main() -> None:
 
     def step(modes: tuple[BlockMode, ...]) -> float:
         model.encoder.checkpoint_blocks(modes)
-        started = time.perf_counter()
+        started = clock()
         loss = model(batch, dropout_seed=1)
         (loss.nats / loss.num_targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - started
+        return clock() - started
 
     counts: dict[str, tuple[int, int]] = {}
     for value, modes in picked.items():
@@ -148,6 +156,7 @@ def main() -> None:
         "body": "C kernels" if is_fused else "plain torch (BERTSMITH_KERNELS=off)",
         "precision": "fp32",
         "turns": args.turns,
+        "clock": args.clock,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cpu": platform.processor() or platform.machine(),
@@ -162,10 +171,11 @@ def write(rows: list[Row], facts: dict[str, object], *, name: str) -> None:
     lines = [
         f"# Activation checkpointing: {facts['model']}, {facts['layers']} blocks, fp32",
         "",
-        f"{facts['pack']}; dropout 0.1; {facts['body']}; {facts['threads']} threads, "
+        f"{facts['pack']}; dropout 0.1; {facts['body']}; {facts['threads']} thread(s), "
         f"{facts['cpu_capability']}, torch {facts['torch']}. Whole optimizer steps, "
-        f"{facts['turns']} turns of one step in each mode; more time is the median over the turns "
-        "of the ratio to `none`. Bytes are storages that autograd holds at the end of the forward "
+        f"{facts['turns']} turns of one step in each mode, by the {facts['clock']} clock; more "
+        "time is the median over the turns of the ratio to `none`. Bytes are storages that "
+        "autograd holds at the end of the forward "
         "pass, parameters left out: of the encoder with its embeddings, and of the whole model "
         "(with the head's logits).",
         "",
