@@ -15,7 +15,7 @@ from bertsmith.data.examples import (
     Examples,
     ExampleTokenizer,
     TrainingSteps,
-    evaluation_batches,
+    evaluation_packs,
     packs_by_length,
 )
 
@@ -61,10 +61,7 @@ def test_long_texts_lose_their_end_and_are_counted(tokenizer: Tokenizer) -> None
 def test_pairs_are_those_of_transformers(tokenizer: Tokenizer) -> None:
     firsts = ["a b c d e f g h", "a", "a b c", "a b c d", "a b c d e f g"]
     seconds = ["h", "a b c d e f g h", "d e", "e f g h a", "a b c d e f g"]
-    oracle = BertTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer.to_str()),
-        **{f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")},
-    )
+    oracle = oracle_of(tokenizer)
     for limit in (5, 8, 9, 40):
         examples = ExampleTokenizer(tokenizer, max_sequence_tokens=limit).encode(firsts, seconds)
         expected = oracle(firsts, seconds, truncation="longest_first", max_length=limit)
@@ -120,9 +117,84 @@ def test_labels_and_rows_stay_with_their_sequences(examples: Examples) -> None:
     alone = sequences(examples)
     batches = steps_of(examples, seed=5).batches(3)
     assert len(batches) > 1
-    batches += list(evaluation_batches(examples, torch.arange(33) + 100, tokens_per_pack=30))
     for batch in batches:
         rows = batch.rows_N.tolist()
         assert batch.labels_N.tolist() == [r + 100 for r in rows]
         packed = unpack(batch.inputs.input_ids_T, batch.inputs.starts_N1)
         assert [s.tolist() for s in packed] == [alone[r] for r in rows]
+
+
+def test_every_example_is_read_once_when_a_model_is_judged(examples: Examples) -> None:
+    alone = sequences(examples)
+    seen: list[int] = []
+    for rows, batch in evaluation_packs(examples, tokens_per_pack=30):
+        packed = unpack(batch.input_ids_T, batch.starts_N1)
+        assert [s.tolist() for s in packed] == [alone[r] for r in rows]
+        seen += rows
+    assert sorted(seen) == list(range(33))
+
+
+def oracle_of(tokenizer: Tokenizer) -> BertTokenizerFast:
+    return BertTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer.to_str()),
+        **{f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")},
+    )
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_windows_of_a_text_are_those_of_transformers(tokenizer: Tokenizer, overlap: int) -> None:
+    texts = ["a b c d e f g h", "a b", "h g f e d", "a b c d", "a b c d e f g h a b c d e f g"]
+    examples = ExampleTokenizer(tokenizer, max_sequence_tokens=6, overlap_tokens=overlap).encode(
+        texts, None
+    )
+    expected = oracle_of(tokenizer)(
+        texts, truncation=True, max_length=6, stride=overlap, return_overflowing_tokens=True
+    )
+    assert sequences(examples) == expected["input_ids"]
+    assert examples.owners_N.tolist() == expected["overflow_to_sample_mapping"]
+    assert (examples.num_cut, examples.tokens_cut, examples.num_windowed) == (0, 0, 3)
+
+
+def test_windows_of_a_pair_move_over_its_second_text(tokenizer: Tokenizer) -> None:
+    """Where the first leaves no room for that, the pair is cut."""
+    firsts, seconds = ["a b", "a", "a b c d e"], ["c d e f g h a", "b", "c d e f"]
+    examples = ExampleTokenizer(tokenizer, max_sequence_tokens=9, overlap_tokens=2).encode(
+        firsts, seconds
+    )
+    oracle = oracle_of(tokenizer)
+    expected = oracle(
+        *(firsts[:2], seconds[:2]),
+        truncation="only_second",
+        max_length=9,
+        stride=2,
+        return_overflowing_tokens=True,
+    )
+    cut = oracle(firsts[2], seconds[2], truncation="longest_first", max_length=9)
+    assert sequences(examples) == [*expected["input_ids"], cut["input_ids"]]
+    assert examples.owners_N.tolist() == [*expected["overflow_to_sample_mapping"], 2]
+    assert examples.segment_ids_T is not None
+    segments = unpack(examples.segment_ids_T, examples.starts_N1)
+    assert [s.tolist() for s in segments] == [*expected["token_type_ids"], cut["token_type_ids"]]
+    assert (examples.num_cut, examples.tokens_cut, examples.num_windowed) == (1, 3, 1)
+
+
+@given(length=st.integers(1, 60), limit=st.integers(5, 12), overlap=st.integers(0, 5))
+def test_windows_hold_every_token_in_its_order(
+    tokenizer: Tokenizer, length: int, limit: int, overlap: int
+) -> None:
+    overlap = min(overlap, (limit - 2) // 2)
+    text = " ".join("abcdefgh"[i * i % 7] for i in range(length))
+    windows = sequences(
+        ExampleTokenizer(tokenizer, max_sequence_tokens=limit, overlap_tokens=overlap).encode(
+            [text], None
+        )
+    )
+    whole = sequences(ExampleTokenizer(tokenizer, max_sequence_tokens=99).encode([text], None))[0]
+    joined = windows[0][1:-1]
+    for window in windows[1:]:
+        inner = window[1:-1]
+        assert len(window) <= limit
+        assert inner[:overlap] == joined[len(joined) - overlap :]
+        assert len(inner) > overlap
+        joined += inner[overlap:]
+    assert joined == whole[1:-1]

@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 from bertsmith.checkpoint.config import SaveConfig
+from bertsmith.data.windows import WindowConfig
 from bertsmith.errors import UserError
 from bertsmith.metrics import ClassificationMetrics
-from bertsmith.recipes.config import FinetuneConfig, PredictConfig
+from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
+from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune, main
 from bertsmith.recipes.finetune_run import FinetuneRun, rank_of
 from bertsmith.recipes.predict import predict
@@ -77,7 +79,8 @@ def test_a_task_is_learned_and_the_model_works_unchanged_in_transformers(
 ) -> None:
     data = write_table(tmp_path / "train.csv", 240, pair=pair)
     dev = write_table(tmp_path / "dev.csv", 60, pair=pair, seed=1)
-    config = settings(tiny_encoder_folder, data, tmp_path / "run", eval=str(dev), epochs=16)
+    more = {"eval": str(dev), "epochs": 16, "max_sequence_tokens": 32}  # cut, as the oracle does
+    config = settings(tiny_encoder_folder, data, tmp_path / "run", **more)
     assert main(config) == 0
     summary = summary_of(tmp_path / "run")
     assert summary["metrics"]["accuracy"] > 0.9
@@ -94,6 +97,63 @@ def test_a_task_is_learned_and_the_model_works_unchanged_in_transformers(
     for row, expected in zip(rows, oracle(inputs, truncation=True), strict=True):
         chances = {e["label"]: e["score"] for e in expected}
         assert row["probabilities"] == pytest.approx(chances, abs=2e-6)
+
+
+def write_long_table(path: Path, count: int, *, seed: int) -> Path:
+    """Texts of 70 words, beyond the model's 32 positions; what tells them apart is all over."""
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for i in range(count):
+            word, label = ("good", "pos") if i % 2 else ("bad", "neg")
+            words = draw.choices(["film", "the", word, word], k=70 if i % 3 else 20)
+            writer.writerow([" ".join(words), label])
+    return path
+
+
+def test_long_texts_are_read_in_the_same_windows_in_training_and_judging_and_prediction(
+    tmp_path: Path, tiny_encoder_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_long_table(tmp_path / "train.csv", 60, seed=0)
+    dev = write_long_table(tmp_path / "dev.csv", 30, seed=1)
+    window = WindowConfig(overlap_tokens=10, merge="max")
+    config = settings(
+        tiny_encoder_folder, data, tmp_path / "run", eval=str(dev), epochs=6, window=window
+    )
+    assert main(config) == 0
+    # Windows of 30 tokens that move on by 20: a text of 70 has 3.
+    said = "40 texts of more than 32 tokens are read in windows that share 10 tokens, 140 sequences"
+
+    assert said in capsys.readouterr().err
+    summary = summary_of(tmp_path / "run")
+    assert (summary["cut_examples"], summary["windowed_examples"]) == (0, 40)
+    assert summary["metrics"]["accuracy"] > 0.9
+
+    model = tmp_path / "run" / "model"
+    found = evaluate(EvaluateConfig(model=str(model), data=str(dev), precision="fp32"))
+    assert found.metrics.by_name() == pytest.approx(summary["metrics"], abs=1e-6)
+    output = tmp_path / "p.jsonl"
+    predict(PredictConfig(model=str(model), data=str(dev), output=str(output), precision="fp32"))
+    row = json.loads(output.read_text().splitlines()[1])
+    words = row["text"].split()
+    oracle = pipeline("text-classification", model=str(model), top_k=None)
+    answers = oracle([" ".join(words[start : start + 30]) for start in (0, 20, 40)])
+    largest = {
+        name: max(one["score"] for answer in answers for one in answer if one["label"] == name)
+        for name in ("neg", "pos")
+    }
+    expected = {name: value / sum(largest.values()) for name, value in largest.items()}
+    assert row["probabilities"] == pytest.approx(expected, abs=2e-6)
+
+
+def test_windows_that_hardly_move_on_are_refused(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path
+) -> None:
+    window = WindowConfig(overlap_tokens=16)
+    config = settings(tiny_encoder_folder, table, tmp_path / "run", window=window)
+    with pytest.raises(UserError, match=r"--window.overlap_tokens 16: .* at most 15 can overlap"):
+        finetune(config)
 
 
 def test_a_run_folder_holds_all_that_a_run_leaves(

@@ -5,6 +5,7 @@ import io
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import pipeline
 
 from bertsmith.errors import UserError
 from bertsmith.recipes import predict as predict_recipe
+from bertsmith.recipes.classifier import TASK_FILE
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predict import main, predict
 
@@ -69,7 +71,7 @@ def test_labels_and_probabilities_are_those_of_the_transformers_pipeline(
     assert len({r["prediction"] for r in found}) > 1
 
 
-def test_order_and_other_columns_are_kept_over_many_windows(
+def test_order_and_other_columns_are_kept_over_many_chunks(
     tmp_path: Path, make_classifier: MakeClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_classifier(labels=LABELS)
@@ -77,7 +79,7 @@ def test_order_and_other_columns_are_kept_over_many_windows(
     columns = {"id": ids, "text": some_texts(50), "label": ["?"] * 50}
     data = write_csv(tmp_path / "new.csv", columns)
     predict(settings(folder, data, tmp_path / "one.csv"))
-    monkeypatch.setattr(predict_recipe, "ROWS_PER_WINDOW", 7)
+    monkeypatch.setattr(predict_recipe, "ROWS_PER_CHUNK", 7)
     summary = predict(settings(folder, data, tmp_path / "many.csv"))
     assert summary.num_rows == 50
     one, many = (read_csv(tmp_path / n) for n in ("one.csv", "many.csv"))
@@ -137,7 +139,7 @@ def test_cells_that_a_spreadsheet_would_run_are_escaped_in_csv_only(
 def test_a_bad_row_leaves_no_output_behind(
     tmp_path: Path, make_classifier: MakeClassifier, monkeypatch: pytest.MonkeyPatch, row: int
 ) -> None:
-    monkeypatch.setattr(predict_recipe, "ROWS_PER_WINDOW", 4)
+    monkeypatch.setattr(predict_recipe, "ROWS_PER_CHUNK", 4)
     texts = some_texts(12)
     texts[row - 1] = " "
     data = write_csv(tmp_path / "new.csv", {"id": ["x"] * 12, "text": texts})
@@ -148,10 +150,42 @@ def test_a_bad_row_leaves_no_output_behind(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_long_texts_are_cut_and_counted(tmp_path: Path, make_classifier: MakeClassifier) -> None:
+def test_long_texts_are_cut_where_that_is_asked_for_and_counted(
+    tmp_path: Path, make_classifier: MakeClassifier
+) -> None:
     folder = make_classifier(labels=LABELS)
     data = write_csv(tmp_path / "new.csv", {"text": ["good " * 31, "good " * 30]})
-    assert predict(settings(folder, data, tmp_path / "out.csv")).num_cut == 1
+    asked = replace(settings(folder, data, tmp_path / "out.csv"), max_sequence_tokens=32)
+    assert predict(asked).num_cut == 1
+
+
+def test_a_text_of_3000_tokens_is_read_in_windows(
+    tmp_path: Path, make_classifier: MakeClassifier
+) -> None:
+    """The reference cuts the words itself, runs each window through transformers, and averages."""
+    folder = make_classifier(labels=LABELS, seed=2)
+    (folder / TASK_FILE).unlink(missing_ok=True)  # a model from elsewhere says nothing of windows
+    draw = random.Random(3)
+    words = draw.choices(["good", "bad", "film", "the"], k=3000)
+    data = write_csv(tmp_path / "new.csv", {"text": ["good film", " ".join(words), "bad"]})
+    assert predict(settings(folder, data, tmp_path / "out.csv")).num_cut == 0
+    found = read_csv(tmp_path / "out.csv")
+
+    room, overlap = 30, 7  # of 32 positions two are special; a quarter of what is left
+    starts = range(0, 3000 - overlap, room - overlap)
+    windows = [" ".join(words[start : start + room]) for start in starts]
+    oracle = pipeline("text-classification", model=str(folder), top_k=None)
+    sums = dict.fromkeys(LABELS, 0.0)
+    for answer in oracle(windows):
+        for one in answer:
+            sums[one["label"]] += one["score"] / len(windows)
+    chances = {name: float(found[1][f"probability_{name}"]) for name in LABELS}
+    assert chances == pytest.approx(sums, abs=2e-6)
+    assert found[1]["prediction"] == max(sums, key=lambda name: sums[name])
+    short = {one["label"]: one["score"] for one in oracle(["good film"])[0]}
+    assert {name: float(found[0][f"probability_{name}"]) for name in LABELS} == pytest.approx(
+        short, abs=2e-6
+    )
 
 
 @pytest.mark.parametrize(

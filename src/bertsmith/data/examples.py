@@ -1,5 +1,7 @@
 """Texts as token sequences, and sequences as packs: what fine-tuning and prediction feed on.
 
+An example is a text or a pair, or, of one that is longer than the model reads, a window of it.
+
 Shape legend: T tokens of all examples end to end, N examples, N1 = N + 1.
 """
 
@@ -30,8 +32,11 @@ class Examples:
     starts_N1: Tensor
     """Where each example starts, then T, int64."""
 
+    owners_N: Tensor
+    """The row that each example comes from, int64, ascending."""
+
     num_cut: int
-    """Examples that were too long and lost their end."""
+    """Rows that were too long and lost their end."""
 
     tokens_cut: int
     """Tokens they lost."""
@@ -39,6 +44,11 @@ class Examples:
     def __len__(self) -> int:
         """Examples."""
         return len(self.starts_N1) - 1
+
+    @property
+    def num_windowed(self) -> int:
+        """Rows that are read in several windows."""
+        return int((self.owners_N.bincount() > 1).sum())
 
     @property
     def lengths_N(self) -> Tensor:
@@ -56,58 +66,97 @@ class Examples:
 
 
 class ExampleTokenizer:
-    """Tokenises texts or pairs, and cuts those that are too long.
+    """Tokenises texts or pairs; those that are too long are cut, or read in windows.
 
-    A pair loses tokens from its longer text first, as with `truncation="longest_first"` in
-    transformers; a text loses its end. Special tokens are never lost.
+    Cut, a pair loses tokens from its longer text first, as with `truncation="longest_first"` in
+    transformers; a text loses its end. In windows, a pair's second text moves on and the first
+    stands before each; is the first too long for that, the pair is cut. Special tokens are never
+    lost.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_sequence_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_sequence_tokens: int,
+        overlap_tokens: int | None = None,
+    ) -> None:
         """Set up two copies: one that never cuts, and one for what has to be cut.
 
         Args:
             tokenizer: Whose post-processor adds the special tokens. Left as it is; padding and
                 cutting that are stored in it are not followed.
             max_sequence_tokens: Most tokens of an example, special ones included.
+            overlap_tokens: That a window shares with the one before, of the text that moves on;
+                None: no windows.
         """
+        self._overlap_tokens = overlap_tokens
         self._max_sequence_tokens = max_sequence_tokens
         self._whole = Tokenizer.from_str(tokenizer.to_str())
         self._whole.no_padding()
         self._whole.no_truncation()
         self._cutting = Tokenizer.from_str(self._whole.to_str())
         self._cutting.enable_truncation(max_sequence_tokens, strategy="longest_first")
+        self._num_special_of_pair = self._whole.num_special_tokens_to_add(is_pair=True)
+        self._sliding = Tokenizer.from_str(self._whole.to_str())
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Examples:
         """Tokenise texts, or pairs of a text and its second, and count what was cut."""
         ids: list[np.ndarray] = [np.zeros(0, np.int32)]
         segments: list[np.ndarray] = [np.zeros(0, np.int8)]
         lengths: list[int] = [0]
+        owners: list[int] = []
         num_cut = tokens_cut = 0
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             end = start + TEXTS_AT_ONCE
             some: list[str | tuple[str, str]] = list(texts[start:end])
             if pairs is not None:
                 some = list(zip(texts[start:end], pairs[start:end], strict=True))
-            for one, whole in zip(some, self._whole.encode_batch_fast(some), strict=True):
-                encoding = whole
+            encoded = self._whole.encode_batch_fast(some)
+            for row, (one, whole) in enumerate(zip(some, encoded, strict=True), start=start):
+                windows = [whole]
                 if len(whole) > self._max_sequence_tokens:
-                    encoding = self._cut(one)
-                    num_cut += 1
-                    tokens_cut += len(whole) - len(encoding)
-                lengths.append(len(encoding))
-                ids.append(np.array(encoding.ids, dtype=np.int32))
-                if pairs is not None:
-                    segments.append(np.array(encoding.type_ids, dtype=np.int8))
+                    windows = self._windows(one)
+                    if len(windows) == 1:
+                        num_cut += 1
+                        tokens_cut += len(whole) - len(windows[0])
+                for encoding in windows:
+                    lengths.append(len(encoding))
+                    owners.append(row)
+                    ids.append(np.array(encoding.ids, dtype=np.int32))
+                    if pairs is not None:
+                        segments.append(np.array(encoding.type_ids, dtype=np.int8))
         return Examples(
             input_ids_T=torch.from_numpy(np.concatenate(ids)),
             segment_ids_T=None if pairs is None else torch.from_numpy(np.concatenate(segments)),
             starts_N1=torch.tensor(lengths).cumsum(0),
+            owners_N=torch.tensor(owners, dtype=torch.int64),
             num_cut=num_cut,
             tokens_cut=tokens_cut,
         )
 
-    def _cut(self, one: str | tuple[str, str]) -> Encoding:
-        return self._cutting.encode(one) if isinstance(one, str) else self._cutting.encode(*one)
+    def _windows(self, one: str | tuple[str, str]) -> list[Encoding]:
+        """A text that is too long: its windows, or what is left of it when it is cut."""
+        overlap = self._overlap_tokens
+        if overlap is None:
+            return [_encoded(self._cutting, one)]
+        strategy = "only_first"
+        if not isinstance(one, str):
+            strategy = "only_second"
+            first = len(self._whole.encode(one[0], add_special_tokens=False))
+            # Each window must bring at least as much of the second text as it repeats.
+            room = self._max_sequence_tokens - self._num_special_of_pair - first
+            if room < max(1, 2 * overlap):
+                return [_encoded(self._cutting, one)]
+        self._sliding.enable_truncation(
+            self._max_sequence_tokens, stride=overlap, strategy=strategy
+        )
+        first_window = _encoded(self._sliding, one)
+        return [first_window, *first_window.overflowing]
+
+
+def _encoded(tokenizer: Tokenizer, one: str | tuple[str, str]) -> Encoding:
+    return tokenizer.encode(one) if isinstance(one, str) else tokenizer.encode(*one)
 
 
 def packs_by_length(
@@ -236,13 +285,13 @@ class TrainingSteps:
         return replace(batch, weights_N=self._weights_N[batch.rows_N])
 
 
-def evaluation_batches(
-    examples: Examples, labels_N: Tensor, *, tokens_per_pack: int
-) -> Iterator[LabelledBatch]:
-    """Every example once, by length; `rows_N` is the way back to the table's order."""
+def evaluation_packs(
+    examples: Examples, *, tokens_per_pack: int
+) -> Iterator[tuple[list[int], PackedBatch]]:
+    """Every example once, by length: which ones a pack holds, and the pack."""
     rows = range(len(examples))
     for some in packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack):
-        yield labelled_batch(examples, labels_N, some)
+        yield some, examples.pack(some)
 
 
 def labelled_batch(examples: Examples, labels_N: Tensor, rows: list[int]) -> LabelledBatch:

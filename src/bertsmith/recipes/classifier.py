@@ -18,8 +18,9 @@ from torch import Tensor
 
 from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
-from bertsmith.data.examples import ExampleTokenizer
+from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
+from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
 from bertsmith.hf.adapter import ADAPTER_CONFIG
@@ -31,6 +32,7 @@ from bertsmith.recipes.config import Device
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import TaskKind
 from bertsmith.tasks.kinds import kind_of
+from bertsmith.tasks.windows import Merge
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 
@@ -57,6 +59,12 @@ class Task:
 
     problem_type: ProblemType = "single_label_classification"
     """As in `config.json`."""
+
+    overlap_tokens: int | None = None
+    """That the windows of a longer text share; None: such a text is cut."""
+
+    merge: Merge = "mean"
+    """How windows give one answer."""
 
     label_separator: str | None = None
     """What stood between the labels of a text in its training table."""
@@ -93,6 +101,8 @@ def read_task(folder: Path) -> Task | None:
             step=int(content["step"]),
             scores={str(k): float(v) for k, v in content["scores"].items()},
             problem_type=content["task"],
+            overlap_tokens=_maybe_int(content.get("overlap_tokens")),
+            merge="max" if content.get("merge") == "max" else "mean",
             label_separator=content.get("label_separator"),
             decisions=content.get("decisions"),
         )
@@ -100,6 +110,12 @@ def read_task(folder: Path) -> Task | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+
+
+def _maybe_int(value: object) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    raise TypeError(f"{value!r} is no number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +129,9 @@ class Classifier:
     task: Task | None
     kind: TaskKind[Any]
     decisions: Decisions
+    merge: Merge
+    """How the windows of a text give one answer."""
+
     compute: Compute
 
     @property
@@ -124,6 +143,10 @@ class Classifier:
     def usual(self) -> UsualColumns | None:
         """Names of the columns it was trained on."""
         return None if self.task is None else self.task.columns
+
+    def merged(self, logits_WC: Tensor, examples: Examples) -> Tensor:
+        """Scores of each row, N x C, from those of its windows."""
+        return self.kind.merged(logits_WC, examples.owners_N, merge=self.merge)
 
     def logits_NC(self, batch: PackedBatch) -> Tensor:
         """Scores of a pack's sequences, fp32, on the CPU.
@@ -241,19 +264,28 @@ def open_classifier(
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config).tokenizer
     task = read_task(folder if adapter is None else adapter_folder(adapter))
-    if max_sequence_tokens is None and task is not None:
-        max_sequence_tokens = task.max_sequence_tokens
+    is_pair = task is not None and task.columns.pair is not None
+    as_trained = task if max_sequence_tokens is None else None
     longest = longest_example(
-        max_sequence_tokens,
+        max_sequence_tokens if as_trained is None else as_trained.max_sequence_tokens,
         config.max_position_embeddings,
-        is_pair=task is not None and task.columns.pair is not None,
+        is_pair=is_pair,
     )
+    if as_trained is not None:
+        overlap = as_trained.overlap_tokens
+    else:
+        overlap = overlap_of(
+            WindowConfig(),
+            asked_longest=max_sequence_tokens,
+            longest=longest,
+            num_special=tokenizer.num_special_tokens_to_add(is_pair),
+        )
     compute = choose_compute(precision, device)
     return Classifier(
         folder=folder,
         model=model.to(compute.device).eval(),
         labels=labels,
-        tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest),
+        tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap),
         task=task,
         kind=kind_of(
             model.objective.problem_type,
@@ -262,6 +294,7 @@ def open_classifier(
         decisions=Decisions()
         if task is None
         else Decisions.from_json(task.decisions, labels, where=str(folder / TASK_FILE)),
+        merge="mean" if task is None else task.merge,
         compute=compute,
     )
 

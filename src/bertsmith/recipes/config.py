@@ -16,6 +16,7 @@ from bertsmith.data.config import (
     TableConfig,
     has_pairs,
 )
+from bertsmith.data.windows import WindowConfig
 from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
@@ -156,8 +157,9 @@ class FinetuneConfig:
     """Examples behind one optimizer step."""
 
     max_sequence_tokens: int | None = None
-    """Longest example, special tokens included; longer ones are cut, counted and reported.
-    None: the model's limit."""
+    """Longest example, special tokens included; longer ones are cut, counted and reported, unless
+    `window.overlap_tokens` is given too. None: the model's limit, and longer texts are read in
+    windows."""
 
     tokens_per_pack: int = 4096
     """Most tokens in one pack; a step is as many packs as it needs."""
@@ -177,6 +179,7 @@ class FinetuneConfig:
     six are three epochs: a small model may stand still for two before it learns."""
 
     table: TableConfig = field(default_factory=TableConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -296,7 +299,7 @@ class EvaluateConfig:
     """Replace an `errors` file that exists."""
 
     max_sequence_tokens: int | None = None
-    """Longest example; None: as in fine-tuning."""
+    """Longest example, longer ones are cut; None: as in fine-tuning, windows included."""
 
     tokens_per_pack: int = 8192
     """Most tokens in one forward pass."""
@@ -362,7 +365,7 @@ class PredictConfig:
     table: TableConfig = field(default_factory=TableConfig)
 
     max_sequence_tokens: int | None = None
-    """Longest example; None: as in fine-tuning."""
+    """Longest example, longer ones are cut; None: as in fine-tuning, windows included."""
 
     tokens_per_pack: int = 8192
     """Most tokens in one forward pass."""

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from torch import Tensor
 
-from bertsmith.data.examples import evaluation_batches
+from bertsmith.data.examples import evaluation_packs
 from bertsmith.data.tables import LabelledTable, read_cells
 from bertsmith.metrics import Metrics, ScoreTable
 from bertsmith.metrics.bootstrap import intervals
@@ -82,9 +82,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     known_from = f"the adapter {config.adapter}" if config.adapter else f"the model {config.model}"
     targets = kind.targets(table, classifier.labels, known_from=known_from)
     started_at_seconds = time.perf_counter()
-    logits_NC, num_cut = _logits_NC(
-        classifier, table, targets, tokens_per_pack=config.tokens_per_pack
-    )
+    logits_NC, num_cut = _logits_NC(classifier, table, tokens_per_pack=config.tokens_per_pack)
     metrics = kind.metrics(logits_NC, targets, classifier.labels, classifier.decisions)
     if config.errors is not None:
         mistakes = worst_mistakes(
@@ -114,14 +112,14 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
 
 def _logits_NC(
-    classifier: Classifier, table: LabelledTable[Any], targets: Tensor, *, tokens_per_pack: int
+    classifier: Classifier, table: LabelledTable[Any], *, tokens_per_pack: int
 ) -> tuple[Tensor, int]:
     """Scores of every row in the table's order, and how many rows were cut."""
     examples = classifier.tokenizer.encode(table.texts, table.pairs)
-    logits_NC = torch.empty(len(table), len(classifier.labels))
-    for batch in ahead(evaluation_batches(examples, targets, tokens_per_pack=tokens_per_pack)):
-        logits_NC[batch.rows_N] = classifier.logits_NC(batch.inputs)
-    return logits_NC, examples.num_cut
+    logits_WC = torch.empty(len(examples), len(classifier.labels))
+    for rows, batch in ahead(evaluation_packs(examples, tokens_per_pack=tokens_per_pack)):
+        logits_WC[torch.tensor(rows)] = classifier.logits_NC(batch)
+    return classifier.merged(logits_WC, examples), examples.num_cut
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:

@@ -15,6 +15,7 @@ from bertsmith.batch import LabelledBatch, StepShare
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.largest import largest_labelled
 from bertsmith.data.tokenizer import TextTokenizer
+from bertsmith.data.windows import overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
@@ -195,7 +196,7 @@ def _finetune(
         settings,
         lambda tokens: vocabulary.narrowed(
             largest_labelled(
-                data.train.examples, data.train.labels_N, tokens=tokens, longest=table.longest
+                data.train.examples, data.train.targets_W, tokens=tokens, longest=table.longest
             )
         ),
     )
@@ -225,7 +226,10 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
     """
     tables = read_task_tables(config)
     tokenizer, longest = fit_tokenizer(config, source, tables)
-    encoder = ExampleTokenizer(tokenizer.tokenizer, max_sequence_tokens=longest)
+    overlap = window_overlap(config, tokenizer, longest, is_pair=tables.columns.pair is not None)
+    encoder = ExampleTokenizer(
+        tokenizer.tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap
+    )
     train_part = encode_part(tables.train, tables.train_labels_N, encoder)
     return TaskData(
         tables=tables,
@@ -233,14 +237,15 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
         dev=encode_part(tables.dev, tables.dev_labels_N, encoder),
         steps=TrainingSteps(
             train_part.examples,
-            train_part.labels_N,
+            train_part.targets_W,
             examples_per_step=config.examples_per_step,
             tokens_per_pack=config.tokens_per_pack,
             seed=config.seed,
             at_once=at_once,
-            weights_N=tables.objective.weights(train_part.labels_N),
+            weights_N=tables.objective.weights(train_part.targets_W),
         ),
         longest=longest,
+        overlap_tokens=overlap,
         tokenizer=tokenizer,
         fingerprint=fingerprint_of_tables(tables),
     )
@@ -262,6 +267,26 @@ def fit_tokenizer(
         config.max_sequence_tokens, shape.max_position_embeddings, is_pair=is_pair
     )
     return fitting_tokenizer(source, shape), longest
+
+
+def window_overlap(
+    config: FinetuneConfig, tokenizer: TextTokenizer, longest: int, *, is_pair: bool
+) -> int | None:
+    """Tokens that the windows of a long text share; None where long texts are to be cut.
+
+    Raises:
+        UserError: More than windows of this length can share.
+    """
+    num_special = tokenizer.tokenizer.num_special_tokens_to_add(is_pair)
+    try:
+        return overlap_of(
+            config.window,
+            asked_longest=config.max_sequence_tokens,
+            longest=longest,
+            num_special=num_special,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def fingerprint_of_tables(tables: TaskTables) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
-from bertsmith.data.examples import TrainingSteps, labelled_batch, packs_by_length
+from bertsmith.data.examples import TrainingSteps, packs_by_length
 from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, save_model, write_model_files
@@ -98,6 +98,9 @@ class FinetuneSummary:
     cut_examples: int
     """Training examples that were too long and lost their end."""
 
+    windowed_examples: int
+    """Training examples that were too long and are read in windows."""
+
     leaked_examples: int
     """Examples to judge by whose text stands in the training part too."""
 
@@ -136,6 +139,9 @@ class TaskData:
     steps: TrainingSteps
     longest: int
     """Most tokens of an example."""
+
+    overlap_tokens: int | None
+    """That the windows of a longer text share; None: such a text is cut."""
 
     tokenizer: TextTokenizer
     fingerprint: str
@@ -214,6 +220,12 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             say(line)
         for name, part in (("training", data.train), ("judging", data.dev)):
             examples = part.examples
+            if examples.num_windowed:
+                say(
+                    f"{name}: {examples.num_windowed:,} texts of more than {data.longest} tokens "
+                    f"are read in windows that share {data.overlap_tokens} tokens, "
+                    f"{len(examples):,} sequences in all"
+                )
             if examples.num_cut:
                 tokens = examples.tokens_cut / (len(examples.input_ids_T) + examples.tokens_cut)
                 say(
@@ -310,7 +322,8 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         """Rows of the bad pack, or of the whole step, by file and line."""
         packs = self._steps.batches(error.step)
         bad = packs if error.pack is None else [packs[error.pack]]
-        rows = sorted(int(row) for pack in bad for row in pack.rows_N)
+        owners_N = self._data.train.examples.owners_N
+        rows = sorted({int(owners_N[row]) for pack in bad for row in pack.rows_N})
         shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
         return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 
@@ -390,6 +403,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             eval_examples=len(self._data.dev.table),
             num_labels=len(self._data.tables.labels),
             cut_examples=self._data.train.examples.num_cut,
+            windowed_examples=self._data.train.examples.num_windowed,
             leaked_examples=self._data.tables.num_leaked,
             peak_memory_bytes=peak_memory_bytes(self._compute.device),
             planned_peak_bytes=self.planned_peak_bytes,
@@ -415,15 +429,18 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             range(len(dev.examples)),
             tokens_per_pack=max_tokens or self._config.tokens_per_pack,
         )
-        scores_NC = torch.zeros(len(dev.examples), len(names))
+        scores_WC = torch.zeros(len(dev.examples), len(names))
         for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
             self._world.beat("the judging")
-            batch = labelled_batch(dev.examples, dev.labels_N, rows)
-            found_NC = logits_NC(self._model, batch.inputs, self._compute)
+            found_NC = logits_NC(self._model, dev.examples.pack(rows), self._compute)
             if number is not None:
-                scores_NC[batch.rows_N] = found_NC
+                scores_WC[torch.tensor(rows)] = found_NC
         kind = self._data.tables.kind
-        scores_NC = self._world.sum_tensor(scores_NC)
+        scores_NC = kind.merged(
+            self._world.sum_tensor(scores_WC),
+            dev.examples.owners_N,
+            merge=self._config.window.merge,
+        )
         try:
             self._decisions = kind.decide(self._config.decide, scores_NC, dev.labels_N)
             return kind.metrics(scores_NC, dev.labels_N, names, self._decisions)
@@ -441,6 +458,8 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         task = Task(
             columns=self._data.tables.columns,
             max_sequence_tokens=self._data.longest,
+            overlap_tokens=self._data.overlap_tokens,
+            merge=self._config.window.merge,
             step=step,
             scores=scores,
             problem_type=self._data.tables.kind.problem_type,

@@ -1,7 +1,7 @@
 """`bertsmith predict`: label the texts of a file or of standard input, in their order.
 
-Rows are taken in windows: tokenised and sorted by length inside a window, written back in the
-table's order. Memory is bounded by a window whatever the file's size, and the next window is
+Rows are taken in chunks: tokenised and sorted by length inside a chunk, written back in the
+table's order. Memory is bounded by a chunk whatever the file's size, and the next chunk is
 read and tokenised while the model works on this one.
 
 Shape legend: N sequences, C classes.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.batch import PackedBatch
-from bertsmith.data.examples import Examples, packs_by_length
+from bertsmith.data.examples import Examples, evaluation_packs
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.model.lora import share_equal
@@ -31,7 +31,7 @@ from bertsmith.recipes.predictions import (
     prediction_file,
 )
 
-ROWS_PER_WINDOW = 4096
+ROWS_PER_CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PredictSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Window:
+class _Chunk:
     """Rows on their way through the model."""
 
     rows: list[Row]
@@ -57,7 +57,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """A window's rows as one model reads them."""
+    """A chunk's rows as one model reads them."""
 
     examples: Examples
     packs: list[tuple[list[int], PackedBatch]]
@@ -102,22 +102,20 @@ def predict(config: PredictConfig) -> PredictSummary:
     ) as reader:
         columns = reader.columns.names
         check_columns(columns, predicted, where=config.data)
-        windows = _windows(reader, classifiers, tokens_per_pack=config.tokens_per_pack)
+        chunks = _chunks(reader, classifiers, tokens_per_pack=config.tokens_per_pack)
         with prediction_file(
             output, columns, predicted, escape_formulas=config.escape_formulas
         ) as write_row:
             # A read ahead of a terminal could not be interrupted.
-            for window in windows if config.data == "-" else ahead(windows):
+            for chunk in chunks if config.data == "-" else ahead(chunks):
                 answers = [
-                    one.kind.answers(
-                        _logits_NC(one, read, num_rows=len(window.rows)), one.labels, one.decisions
-                    )
-                    for one, read in zip(classifiers, window.reads, strict=True)
+                    one.kind.answers(_logits_NC(one, read), one.labels, one.decisions)
+                    for one, read in zip(classifiers, chunk.reads, strict=True)
                 ]
-                for row, *of_row in zip(window.rows, *answers, strict=True):
+                for row, *of_row in zip(chunk.rows, *answers, strict=True):
                     write_row(row.values, of_row)
-                num_rows += len(window.rows)
-                num_cut += max(read.examples.num_cut for read in window.reads)
+                num_rows += len(chunk.rows)
+                num_cut += max(read.examples.num_cut for read in chunk.reads)
     return PredictSummary(
         num_rows=num_rows,
         num_cut=num_cut,
@@ -170,24 +168,20 @@ def _name_of(adapter: str) -> str:
     return folder.parent.name if folder.name == "adapter" else folder.name
 
 
-def _windows(
+def _chunks(
     reader: TableReader, classifiers: list[Classifier], *, tokens_per_pack: int
-) -> Iterator[_Window]:
-    """Read and tokenise, a window at a time."""
+) -> Iterator[_Chunk]:
+    """Read and tokenise, a chunk at a time."""
     rows = iter(reader)
-    while window := list(itertools.islice(rows, ROWS_PER_WINDOW)):
-        texts = [row.text for row in window]
-        pairs = [row.pair or "" for row in window] if reader.columns.pair is not None else None
+    while chunk := list(itertools.islice(rows, ROWS_PER_CHUNK)):
+        texts = [row.text for row in chunk]
+        pairs = [row.pair or "" for row in chunk] if reader.columns.pair is not None else None
         reads = []
         for classifier in classifiers:
             examples = classifier.tokenizer.encode(texts, pairs)
-            packs = packs_by_length(
-                examples.lengths_N, range(len(window)), tokens_per_pack=tokens_per_pack
-            )
-            reads.append(
-                _Read(examples=examples, packs=[(some, examples.pack(some)) for some in packs])
-            )
-        yield _Window(rows=window, reads=reads)
+            packs = list(evaluation_packs(examples, tokens_per_pack=tokens_per_pack))
+            reads.append(_Read(examples=examples, packs=packs))
+        yield _Chunk(rows=chunk, reads=reads)
 
 
 def _with_chances(classifier: Classifier) -> Sequence[str]:
@@ -195,9 +189,9 @@ def _with_chances(classifier: Classifier) -> Sequence[str]:
     return classifier.labels if classifier.kind.has_chances else ()
 
 
-def _logits_NC(classifier: Classifier, read: _Read, *, num_rows: int) -> Tensor:
-    """Scores of each row of a window, in the rows' order."""
-    logits_NC = torch.empty(num_rows, len(classifier.labels))
+def _logits_NC(classifier: Classifier, read: _Read) -> Tensor:
+    """Scores of each row of a chunk, in the rows' order."""
+    logits_WC = torch.empty(len(read.examples), len(classifier.labels))
     for rows, batch in read.packs:
-        logits_NC[torch.tensor(rows)] = classifier.logits_NC(batch)
-    return logits_NC
+        logits_WC[torch.tensor(rows)] = classifier.logits_NC(batch)
+    return classifier.merged(logits_WC, read.examples)

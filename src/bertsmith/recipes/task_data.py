@@ -27,7 +27,12 @@ class Part:
     table: LabelledTable[Any]
     examples: Examples
     labels_N: Tensor
-    """What the task's kind makes of the labels."""
+    """What the task's kind makes of the rows' labels."""
+
+    @property
+    def targets_W(self) -> Tensor:
+        """Those of the examples: a text that is read in windows has its label in each."""
+        return self.labels_N[self.examples.owners_N]
 
 
 @dataclass(frozen=True, kw_only=True)

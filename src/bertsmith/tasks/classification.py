@@ -21,6 +21,7 @@ from bertsmith.tasks import weights
 from bertsmith.tasks.config import DecideConfig, LossConfig
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import Answer, Said, TaskKind
+from bertsmith.tasks.windows import Merge, log_of, merge_windows
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,16 @@ class Classification(TaskKind[str]):
                 "--decide.thresholds tuned: is for several labels a text; of classes the likeliest "
                 "one is the answer"
             )
+
+    def merged(self, logits_WC: Tensor, owners_W: Tensor, *, merge: Merge) -> Tensor:
+        """Of the classes' probabilities; the largest are scaled to add up to 1."""
+        return merge_windows(
+            logits_WC,
+            owners_W,
+            merge=merge,
+            chances_of=lambda logits: logits.softmax(1),
+            logits_of=log_of,
+        )
 
     def decide(self, config: DecideConfig, logits_NC: Tensor, targets: Tensor) -> Decisions:
         """A temperature."""

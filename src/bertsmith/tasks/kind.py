@@ -21,6 +21,7 @@ from bertsmith.metrics import Metrics
 from bertsmith.model.objectives import Objective, ProblemType
 from bertsmith.tasks.config import DecideConfig, LossConfig
 from bertsmith.tasks.decisions import Decisions
+from bertsmith.tasks.windows import Merge
 
 LabelT = TypeVar("LabelT")
 
@@ -102,6 +103,10 @@ class TaskKind(ABC, Generic[LabelT]):
         Raises:
             UserError: The config asks for what this kind has not, or for a label nobody has.
         """
+
+    @abstractmethod
+    def merged(self, logits_WC: Tensor, owners_W: Tensor, *, merge: Merge) -> Tensor:
+        """Scores of texts from those of their windows, N x C; see `merge_windows`."""
 
     @abstractmethod
     def decide(self, config: DecideConfig, logits_NC: Tensor, targets: Tensor) -> Decisions:

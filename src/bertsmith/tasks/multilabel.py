@@ -29,6 +29,7 @@ from bertsmith.tasks import weights
 from bertsmith.tasks.config import DecideConfig, LossConfig
 from bertsmith.tasks.decisions import HALF, Decisions, best_threshold
 from bertsmith.tasks.kind import Answer, Said, TaskKind
+from bertsmith.tasks.windows import Merge, logit_of, merge_windows
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,12 @@ class Multilabel(TaskKind[LabelSet]):
             absent_weights_C=None if pairs is None else tuple(float(p[1]) for p in pairs),
             label_smoothing=loss.label_smoothing,
             focal_gamma=loss.focal_gamma,
+        )
+
+    def merged(self, logits_WC: Tensor, owners_W: Tensor, *, merge: Merge) -> Tensor:
+        """Of each label's probability."""
+        return merge_windows(
+            logits_WC, owners_W, merge=merge, chances_of=torch.sigmoid, logits_of=logit_of
         )
 
     def decide(self, config: DecideConfig, logits_NC: Tensor, targets: Tensor) -> Decisions:

@@ -19,6 +19,7 @@ from bertsmith.model.objectives import Objective, ProblemType, SquaredError
 from bertsmith.tasks.config import DecideConfig, LossConfig
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import Answer, Said, TaskKind, nothing_to_weigh
+from bertsmith.tasks.windows import Merge, merge_windows
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,16 @@ class Regression(TaskKind[float]):
         """A number is its own answer."""
         if config != DecideConfig():
             raise UserError("--decide: is for tasks with labels, and this is regression")
+
+    def merged(self, logits_WC: Tensor, owners_W: Tensor, *, merge: Merge) -> Tensor:
+        """Of the numbers themselves."""
+        return merge_windows(
+            logits_WC,
+            owners_W,
+            merge=merge,
+            chances_of=lambda numbers: numbers,
+            logits_of=lambda numbers: numbers,
+        )
 
     def decide(self, config: DecideConfig, logits_NC: Tensor, targets: Tensor) -> Decisions:
         """Nothing to decide."""

@@ -1,0 +1,49 @@
+"""Texts that are longer than a model reads: windows that overlap. Neither torch nor numpy here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig:
+    """How a text that is longer than the model reads is read all the same."""
+
+    overlap_tokens: int | None = None
+    """Tokens that a window shares with the one before. None: a quarter of the model's limit, or, if
+    `max_sequence_tokens` is given, no windows: longer texts are cut."""
+
+    merge: Literal["mean", "max"] = "mean"
+    """How the windows of a text give one answer: the mean of their probabilities (of their numbers,
+    if those are what the model says), or the largest."""
+
+    def __post_init__(self) -> None:
+        """Reject what is none."""
+        if self.overlap_tokens is not None and self.overlap_tokens < 0:
+            raise ValueError(f"overlap_tokens is {self.overlap_tokens}; it must not be negative")
+        if self.merge not in ("mean", "max"):
+            raise ValueError(f"merge is {self.merge!r}; it must be mean or max")
+
+
+def overlap_of(
+    config: WindowConfig, *, asked_longest: int | None, longest: int, num_special: int
+) -> int | None:
+    """Tokens that windows share; None where texts that are too long are to be cut.
+
+    Args:
+        config: Of the windows.
+        asked_longest: Most tokens of an example, as the user said it; None: not at all.
+        longest: Most tokens of an example.
+        num_special: How many of these are special ones.
+
+    Raises:
+        ValueError: Windows would not move on, or hardly.
+    """
+    room = longest - num_special
+    if config.overlap_tokens is None:
+        return None if asked_longest is not None else room // 4
+    if 2 * config.overlap_tokens > room:
+        raise ValueError(
+            f"--window.overlap_tokens {config.overlap_tokens}: of windows of {longest} tokens at "
+            f"most {room // 2} can overlap"
+        )
+    return config.overlap_tokens
