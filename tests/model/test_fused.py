@@ -157,3 +157,33 @@ def test_a_compiler_that_fails_leaves_the_plain_path_and_a_reason(
         finally:
             build._open.cache_clear()
             build.load.cache_clear()
+
+
+NO_MEMORY_FOR_A_KERNEL = """
+import resource
+import torch
+from bertsmith.model.kernels import build, calls
+
+lib = build.load("fp32")
+wide = 1 << 24
+logits_MV, bias_V = torch.zeros(1, wide), torch.zeros(wide)
+targets_M = torch.zeros(1, dtype=torch.int64)
+calls.cross_entropy(lib, logits_MV[:, :8].contiguous(), bias_V[:8], targets_M)  # starts threads
+with open("/proc/self/statm") as file:
+    mapped_bytes = int(file.read().split()[0]) * resource.getpagesize()
+room = mapped_bytes + 5 * wide  # for what torch allocates, not for what the kernel does besides
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+try:
+    calls.cross_entropy(lib, logits_MV, bias_V, targets_M)
+except MemoryError as error:
+    print(f"refused: {error}")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS binds on Linux")
+def test_a_kernel_without_memory_for_its_work_raises_and_touches_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY_FOR_A_KERNEL], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "refused: a kernel has no memory for its work\n"

@@ -208,18 +208,22 @@ static size_t scratch_bytes(i64 longest, i64 width) {
 
 /* context = dropout(softmax(query key' * scale)) value, per sequence and head; log_sums (queries,
  * heads) is what the gradient needs to know of each softmax. */
-EXPORT void attention_forward(const shape *of, const real *query, const real *key,
+EXPORT int attention_forward(const shape *of, const real *query, const real *key,
                               const dropout *drop, real *context, float *log_sums) {
+  const size_t each = in_lines(scratch_bytes(of->longest, of->width));
+  char *all = malloc((size_t)omp_get_max_threads() * each);
+  if (all == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
-    char *scratch = malloc(scratch_bytes(of->longest, of->width));
+    char *scratch = part_of_thread(all, each);
 #pragma omp for schedule(dynamic, 1)
     for (i64 index = 0; index < of->sequences * of->heads; index++) {
       const task at = task_of(index, of);
       if (at.queries) forward_task(at, of, query, key, drop, context, log_sums, scratch);
     }
-    free(scratch);
   }
+  free(all);
+  return DONE;
 }
 
 /* What backward needs to know of each query of a task; padded queries have probability 0. */
@@ -373,12 +377,15 @@ static void no_gradient(task at, const shape *of, real *d_key) {
 }
 
 /* d_query and d_key (d_value after it), laid out as query and key and wholly written. */
-EXPORT void attention_backward(const shape *of, const real *query, const real *key,
-                               const real *context, const real *d_context, const float *log_sums,
-                               const dropout *drop, real *d_query, real *d_key) {
+EXPORT int attention_backward(const shape *of, const real *query, const real *key,
+                              const real *context, const real *d_context, const float *log_sums,
+                              const dropout *drop, real *d_query, real *d_key) {
+  const size_t each = in_lines(scratch_bytes(of->longest, of->width));
+  char *all = malloc((size_t)omp_get_max_threads() * each);
+  if (all == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
-    char *scratch = malloc(scratch_bytes(of->longest, of->width));
+    char *scratch = part_of_thread(all, each);
 #pragma omp for schedule(dynamic, 1)
     for (i64 index = 0; index < of->sequences * of->heads; index++) {
       const task at = task_of(index, of);
@@ -388,6 +395,7 @@ EXPORT void attention_backward(const shape *of, const real *query, const real *k
       else
         no_gradient(at, of, d_key);
     }
-    free(scratch);
   }
+  free(all);
+  return DONE;
 }

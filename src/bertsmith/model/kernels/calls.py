@@ -42,6 +42,12 @@ def _maybe(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else _at(tensor)
 
 
+def _check(status: int) -> None:
+    """Raise what torch's own allocator would lead to, if a kernel had no memory for its work."""
+    if status:
+        raise MemoryError("a kernel has no memory for its work")
+
+
 def _size(number: int) -> ctypes.c_int64:
     return ctypes.c_int64(number)
 
@@ -81,12 +87,13 @@ def embed_forward(
     rows, width = len(ids.token_T), tables.token_VD.shape[1]
     hidden_TD = torch.empty(rows, width, dtype=dtype)
     mean_T, inverse_T = torch.empty(rows), torch.empty(rows)
-    lib.embed_forward(
+    status = lib.embed_forward(
         _size(rows), _size(width), _at(ids.token_T), _at(ids.position_T), _at(ids.segment_T),
         _at(tables.token_VD), _at(tables.position_PD), _at(tables.segment_SD),
         _at(tables.gain_D), _at(tables.shift_D), _float(eps), _drop(drop),
         _at(hidden_TD), _at(mean_T), _at(inverse_T),
     )  # fmt: skip
+    _check(status)
     return hidden_TD, mean_T, inverse_T
 
 
@@ -103,13 +110,14 @@ def embed_backward(
     """Adds the gradients of every table and of the norm to `into`."""
     rows, width = d_hidden_TD.shape
     scratch_TD = torch.empty(rows, width)
-    lib.embed_backward(
+    status = lib.embed_backward(
         _size(rows), _size(width), _at(ids.token_T), _at(ids.position_T), _at(ids.segment_T),
         _at(tables.token_VD), _at(tables.position_PD), _at(tables.segment_SD), _at(tables.gain_D),
         _drop(drop), _at(d_hidden_TD), _at(moments[0]), _at(moments[1]), _at(scratch_TD),
         _at(into.token_VD), _at(into.position_PD), _at(into.segment_SD),
         _at(into.gain_D), _at(into.shift_D),
     )  # fmt: skip
+    _check(status)
 
 
 def add_norm_forward(
@@ -130,11 +138,12 @@ def add_norm_forward(
     rows, width = hidden_TD.shape
     out_TD = torch.empty_like(hidden_TD)
     mean_T, inverse_T = torch.empty(rows), torch.empty(rows)
-    lib.add_norm_forward(
+    status = lib.add_norm_forward(
         _size(rows), _size(width), _at(hidden_TD), _at(added_TD), _at(gain_D), _at(shift_D),
         _float(eps), _drop(drop), _maybe(rows_M),
         _at(added_TD), _at(out_TD), _at(mean_T), _at(inverse_T),
     )  # fmt: skip
+    _check(status)
     return out_TD, added_TD, mean_T, inverse_T
 
 
@@ -183,12 +192,13 @@ def add_norm_backward(
     d_hidden_TD = torch.empty_like(d_out_TD)
     d_added_TD = torch.empty_like(d_out_TD) if drop.threshold else d_hidden_TD
     gains_D, shifts_D, biases_D = torch.zeros(3, width).unbind(0)
-    lib.add_norm_backward(
+    status = lib.add_norm_backward(
         _size(rows), _size(width), _at(d_out_TD), _maybe(also_TD),
         _at(sum_TD), _at(moments[0]), _at(moments[1]), _at(gain_D),
         _drop(drop), _maybe(rows_M),
         _at(d_hidden_TD), _at(d_added_TD), _at(gains_D), _at(shifts_D), _at(biases_D),
     )  # fmt: skip
+    _check(status)
     return NormGrads(
         hidden_TD=d_hidden_TD,
         added_TD=d_added_TD,
@@ -202,7 +212,7 @@ def column_sums(lib: ctypes.CDLL, values_TD: Tensor) -> Tensor:
     """fp32 sums over the rows."""
     rows, width = values_TD.shape
     sums_D = torch.zeros(width)
-    lib.column_sums(_size(rows), _size(width), _at(values_TD), _at(sums_D))
+    _check(lib.column_sums(_size(rows), _size(width), _at(values_TD), _at(sums_D)))
     return sums_D
 
 
@@ -224,10 +234,11 @@ def activate_backward(
     """The activation again, its gradient (in the place of `d_out`), and column sums of that."""
     rows, width = values_TF.shape
     out_TF, sums_F = torch.empty_like(values_TF), torch.zeros(width)
-    lib.activate_backward(
+    status = lib.activate_backward(
         _size(rows), _size(width), ctypes.c_int(ACTIVATIONS[activation]), _at(values_TF),
         _at(d_out_TF), _at(out_TF), _at(d_out_TF), _at(sums_F),
     )  # fmt: skip
+    _check(status)
     return out_TF, d_out_TF, sums_F
 
 
@@ -271,10 +282,11 @@ def attention_forward(
     """
     context_MD = query_MD.new_empty(query_MD.shape)
     log_sums_MH = torch.empty(len(query_MD), groups.heads)
-    lib.attention_forward(
+    status = lib.attention_forward(
         _attention_shape(query_MD, key_value_TD, groups), _first(query_MD), _first(key_value_TD),
         _drop(drop), _at(context_MD), _at(log_sums_MH),
     )  # fmt: skip
+    _check(status)
     return context_MD, log_sums_MH
 
 
@@ -295,11 +307,12 @@ def attention_backward(
     """
     for out, like in zip(into, (query_MD, key_value_TD), strict=True):
         assert (out.shape, out.stride()) == (like.shape, like.stride()), "gradients as inputs"
-    lib.attention_backward(
+    status = lib.attention_backward(
         _attention_shape(query_MD, key_value_TD, groups), _first(query_MD), _first(key_value_TD),
         _at(forward[0]), _at(d_context_MD), _at(forward[1]), _drop(drop),
         _first(into[0]), _first(into[1]),
     )  # fmt: skip
+    _check(status)
 
 
 def _first(rows: Tensor) -> ctypes.c_void_p:
@@ -333,10 +346,11 @@ def cross_entropy(
     """Loss of each row, and the bias's gradient; `logits` become the gradient of the sum."""
     rows, vocabulary = logits_MV.shape
     losses_M, d_bias_V = torch.empty(rows), torch.zeros(vocabulary)
-    lib.cross_entropy(
+    status = lib.cross_entropy(
         _size(rows), _size(vocabulary), _at(logits_MV), _at(bias_V), _at(targets_M),
         _at(losses_M), _at(d_bias_V),
     )  # fmt: skip
+    _check(status)
     return losses_M, d_bias_V
 
 
@@ -356,7 +370,9 @@ def _sizes(
 def sum_of_squares(lib: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     """Over all elements of fp32 tensors, in float64."""
     lib.sum_of_squares.restype = ctypes.c_double
-    return float(lib.sum_of_squares(_size(len(tensors)), _sizes(tensors), _addresses(tensors)))
+    found = float(lib.sum_of_squares(_size(len(tensors)), _sizes(tensors), _addresses(tensors)))
+    _check(found < 0.0)  # which no sum of squares is; one that is not finite is the caller's affair
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

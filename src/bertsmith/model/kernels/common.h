@@ -1,7 +1,9 @@
 /* What every kernel shares: the storage type, exact-enough exp, and dropout bits.
  *
  * Each source file is compiled twice: plain for float storage, with -DSTORE_BF16 for bfloat16.
- * Arithmetic is fp32 in both. No kernel keeps state, allocates what it returns, or raises.
+ * Arithmetic is fp32 in both. No kernel keeps state, allocates what it returns, or raises. Those
+ * that need memory of their own ask for it before they do anything, and return `NO_MEMORY` if there
+ * is none: only torch, which the caller belongs to, knows what to do then.
  */
 #ifndef BERTSMITH_COMMON_H
 #define BERTSMITH_COMMON_H
@@ -15,7 +17,17 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
+enum { DONE = 0, NO_MEMORY = 1 };
+
 typedef int64_t i64;
+
+/* Bytes in whole cache lines, so that what two threads write never shares one. */
+INLINE size_t in_lines(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+/* The calling thread's part of memory for all threads. */
+INLINE void *part_of_thread(void *all, size_t bytes_each) {
+  return (char *)all + (size_t)omp_get_thread_num() * bytes_each;
+}
 
 INLINE float float_of_bits(uint32_t bits) {
   float value;

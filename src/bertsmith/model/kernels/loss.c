@@ -4,13 +4,20 @@
 /* losses[m] = -log softmax(logits[m] + bias)[target[m]]; logits become the gradient of their
  * loss, softmax minus one at the target, whose column sums are added to d_bias. A row whose target
  * is below 0 has a loss and a gradient of 0. */
-EXPORT void cross_entropy(i64 rows, i64 vocabulary, real *logits, const float *bias,
-                          const i64 *targets, float *losses, float *d_bias) {
+EXPORT int cross_entropy(i64 rows, i64 vocabulary, real *logits, const float *bias,
+                         const i64 *targets, float *losses, float *d_bias) {
   const int most = omp_get_max_threads();
+  const size_t each = in_lines((size_t)vocabulary * sizeof(float));
   float *partial = calloc((size_t)(most * vocabulary), sizeof *partial);
+  float *all = malloc((size_t)most * each);
+  if (partial == NULL || all == NULL) {
+    free(partial);
+    free(all);
+    return NO_MEMORY;
+  }
 #pragma omp parallel
   {
-    float *exponentials = malloc((size_t)vocabulary * sizeof *exponentials);
+    float *exponentials = part_of_thread(all, each);
     float *sums = partial + omp_get_thread_num() * vocabulary;
 #pragma omp for schedule(static)
     for (i64 m = 0; m < rows; m++) {
@@ -46,7 +53,8 @@ EXPORT void cross_entropy(i64 rows, i64 vocabulary, real *logits, const float *b
 #pragma omp for schedule(static)
     for (i64 v = 0; v < vocabulary; v++)
       for (int thread = 0; thread < most; thread++) d_bias[v] += partial[thread * vocabulary + v];
-    free(exponentials);
   }
+  free(all);
   free(partial);
+  return DONE;
 }

@@ -1,10 +1,11 @@
 /* AdamW in one pass over memory, and the gradient's norm in float64. Always fp32 storage. */
 #include "common.h"
 
-/* Sum of squares over all tensors; the order of additions depends on the thread count alone. */
+/* Sum of squares over all tensors, or -1 for lack of memory; the order of additions depends on the thread count alone. */
 EXPORT double sum_of_squares(i64 tensors, const i64 *sizes, float *const *values) {
   const int most = omp_get_max_threads();
   double *partial = calloc((size_t)(most * 8), sizeof *partial); /* 8: a cache line each */
+  if (partial == NULL) return -1.0;
 #pragma omp parallel
   {
     double sum = 0.0;

@@ -26,13 +26,16 @@ static void add_partials(const float *partial, int threads, i64 width, float *ou
 }
 
 /* y = dropout(LayerNorm(token + position + segment)). Tables are fp32. */
-EXPORT void embed_forward(i64 rows, i64 width, const i64 *ids, const i64 *positions,
+EXPORT int embed_forward(i64 rows, i64 width, const i64 *ids, const i64 *positions,
                           const i64 *segments, const float *token, const float *position,
                           const float *segment, const float *gain, const float *shift, float eps,
                           const dropout *drop, real *y, float *mean, float *inverse) {
+  const size_t each = in_lines((size_t)width * sizeof(float));
+  float *all = malloc((size_t)omp_get_max_threads() * each);
+  if (all == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
-    float *sum = malloc((size_t)width * sizeof *sum);
+    float *sum = part_of_thread(all, each);
 #pragma omp for schedule(static)
     for (i64 t = 0; t < rows; t++) {
       const float *a = token + ids[t] * width, *b = position + positions[t] * width;
@@ -56,13 +59,14 @@ EXPORT void embed_forward(i64 rows, i64 width, const i64 *ids, const i64 *positi
         }
       }
     }
-    free(sum);
   }
+  free(all);
+  return DONE;
 }
 
 /* Gradients of embed_forward, added to d_token, d_position, d_segment, d_gain, d_shift.
  * `scratch` holds rows * width floats. Tables are filled by columns, so threads never meet. */
-EXPORT void embed_backward(i64 rows, i64 width, const i64 *ids, const i64 *positions,
+EXPORT int embed_backward(i64 rows, i64 width, const i64 *ids, const i64 *positions,
                            const i64 *segments, const float *token, const float *position,
                            const float *segment, const float *gain, const dropout *drop,
                            const real *d_y, const float *mean, const float *inverse,
@@ -70,6 +74,7 @@ EXPORT void embed_backward(i64 rows, i64 width, const i64 *ids, const i64 *posit
                            float *d_gain, float *d_shift) {
   const int most = omp_get_max_threads();
   float *partial = calloc((size_t)(2 * most * width), sizeof *partial);
+  if (partial == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
     float *gains = partial + omp_get_thread_num() * width, *shifts = gains + most * width;
@@ -121,16 +126,20 @@ EXPORT void embed_backward(i64 rows, i64 width, const i64 *ids, const i64 *posit
   add_partials(partial, most, width, d_gain);
   add_partials(partial + most * width, most, width, d_shift);
   free(partial);
+  return DONE;
 }
 
 /* z = x + dropout(added); y = LayerNorm(z). z, mean and inverse are kept for the gradient.
  * Row t is dropped as row numbers[t], or as row t where numbers is NULL. */
-EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *added,
+EXPORT int add_norm_forward(i64 rows, i64 width, const real *x, const real *added,
                              const float *gain, const float *shift, float eps, const dropout *drop,
                              const i64 *numbers, real *z, real *y, float *mean, float *inverse) {
+  const size_t each = in_lines((size_t)width * sizeof(float));
+  float *all = malloc((size_t)omp_get_max_threads() * each);
+  if (all == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
-    float *sum = malloc((size_t)width * sizeof *sum);
+    float *sum = part_of_thread(all, each);
 #pragma omp for schedule(static)
     for (i64 t = 0; t < rows; t++) {
       const real *a = x + t * width, *f = added + t * width;
@@ -157,8 +166,9 @@ EXPORT void add_norm_forward(i64 rows, i64 width, const real *x, const real *add
 #pragma omp simd
       for (i64 d = 0; d < width; d++) out[d] = store(normalized(sum[d], m, r, gain[d], shift[d]));
     }
-    free(sum);
   }
+  free(all);
+  return DONE;
 }
 
 /* y of add_norm_forward once more, to the bit, from what it kept. */
@@ -178,18 +188,25 @@ EXPORT void norm_again(i64 rows, i64 width, const real *z, const float *mean, co
  *
  * d_z is the gradient of x, d_added that of `added` (it may be d_z when nothing is dropped).
  * Column sums are added to d_gain, d_shift and, of d_added, to d_bias. */
-EXPORT void add_norm_backward(i64 rows, i64 width, const real *d_y, const real *d_y2,
+EXPORT int add_norm_backward(i64 rows, i64 width, const real *d_y, const real *d_y2,
                               const real *z, const float *mean, const float *inverse,
                               const float *gain, const dropout *drop, const i64 *numbers,
                               real *d_z, real *d_added, float *d_gain, float *d_shift,
                               float *d_bias) {
   const int most = omp_get_max_threads();
   float *partial = calloc((size_t)(3 * most * width), sizeof *partial);
+  const size_t each = in_lines((size_t)(2 * width) * sizeof(float));
+  float *all = malloc((size_t)most * each);
+  if (partial == NULL || all == NULL) {
+    free(partial);
+    free(all);
+    return NO_MEMORY;
+  }
 #pragma omp parallel
   {
     float *gains = partial + omp_get_thread_num() * width;
     float *shifts = gains + most * width, *biases = shifts + most * width;
-    float *g = malloc((size_t)(2 * width) * sizeof *g), *normal = g + width;
+    float *g = part_of_thread(all, each), *normal = g + width;
     const uint32_t threshold = drop->threshold;
     const float scale = drop->scale;
 #pragma omp for schedule(static)
@@ -235,18 +252,20 @@ EXPORT void add_norm_backward(i64 rows, i64 width, const real *d_y, const real *
         }
       }
     }
-    free(g);
   }
   add_partials(partial, most, width, d_gain);
   add_partials(partial + most * width, most, width, d_shift);
   add_partials(partial + 2 * most * width, most, width, d_bias);
+  free(all);
   free(partial);
+  return DONE;
 }
 
 /* out[column] += sum of a column of x. */
-EXPORT void column_sums(i64 rows, i64 width, const real *x, float *out) {
+EXPORT int column_sums(i64 rows, i64 width, const real *x, float *out) {
   const int most = omp_get_max_threads();
   float *partial = calloc((size_t)(most * width), sizeof *partial);
+  if (partial == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
     float *sums = partial + omp_get_thread_num() * width;
@@ -258,6 +277,7 @@ EXPORT void column_sums(i64 rows, i64 width, const real *x, float *out) {
   }
   add_partials(partial, most, width, out);
   free(partial);
+  return DONE;
 }
 
 /* The normal distribution's mass below x and its density there, to the last digits of fp32.
@@ -352,10 +372,11 @@ EXPORT void activate_forward(i64 rows, i64 width, int kind, const real *x, real 
 
 /* d_x = d_y * activation'(x), in place over d_y if the two are one; y = activation(x) once more,
  * which is cheaper than having kept it; column sums of d_x are added to d_bias. */
-EXPORT void activate_backward(i64 rows, i64 width, int kind, const real *x, const real *d_y,
+EXPORT int activate_backward(i64 rows, i64 width, int kind, const real *x, const real *d_y,
                               real *y, real *d_x, float *d_bias) {
   const int most = omp_get_max_threads();
   float *partial = calloc((size_t)(most * width), sizeof *partial);
+  if (partial == NULL) return NO_MEMORY;
 #pragma omp parallel
   {
     float *sums = partial + omp_get_thread_num() * width;
@@ -369,4 +390,5 @@ EXPORT void activate_backward(i64 rows, i64 width, int kind, const real *x, cons
   }
   add_partials(partial, most, width, d_bias);
   free(partial);
+  return DONE;
 }
