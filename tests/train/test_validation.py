@@ -13,6 +13,7 @@ from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
 from bertsmith.train.validation import MaskedScores, TypeGroups, score_masked_lm
+from live_tensors import counted
 
 NewRun = Callable[[OptimConfig], tuple[MaskedLM, AdamW]]
 MakePack = Callable[[int, list[int], int], MaskedBatch]
@@ -51,6 +52,21 @@ def test_scoring_draws_nothing_and_changes_nothing(
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_memory_does_not_grow_with_the_number_of_packs(
+    new_run: NewRun, make_masked_pack: MakePack
+) -> None:
+    """But for the three sums of each pack, 24 bytes."""
+    model, _ = new_run(OptimConfig())
+    packs = [make_masked_pack(0, [20, 20], 12)] * 40
+    peaks = []
+    for number in (4, 40):
+        with counted() as found:
+            score_masked_lm(model, packs[:number], FP32, World())
+        peaks.append(found.peak_bytes)
+    assert peaks[0] > 1000
+    assert 0 <= peaks[1] - peaks[0] <= 36 * 24 + 128
 
 
 def test_no_target_gives_no_number_and_a_huge_loss_no_overflow(
