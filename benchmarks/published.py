@@ -1,0 +1,168 @@
+"""Scores of fine-tuned weights on public sets, beside a Hugging Face Trainer's, over seeds.
+
+    python benchmarks/published.py --model FOLDER --tasks FOLDER --peer hf_finetune.py \
+        --work FOLDER [--only rte mrpc ...] [--seeds 5] [--threads 2]
+
+Both sides train the same weights with the same settings (bf16, batches of 32, learning rate 5e-5
+falling to 0, no warm-up, weight decay 0.01, 128 tokens) and are judged once, at the end. Sides and
+seeds take turns. A run that FOLDER has already is not made again. Prints a Markdown table of means
+and standard deviations, and writes published.json into FOLDER.
+
+FOLDER of the tasks holds one folder a set, as `train.*` and `dev.*` (or `test.*`).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RATE, BATCH, LONGEST = "5e-5", "32", "128"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    """A public set and how it is judged."""
+
+    train: str
+    dev: str
+    metric: str
+    """Of ours."""
+
+    peer_metric: str
+    epochs: str = "3"
+    is_regression: bool = False
+    published: str = ""
+    """What is known of like weights."""
+
+
+SETS = {
+    "rte": Set(
+        train="train.jsonl",
+        dev="dev.jsonl",
+        metric="accuracy",
+        peer_metric="accuracy",
+        published="68.8 (MiniLM-L6)",
+    ),
+    "mrpc": Set(
+        train="train.tsv",
+        dev="dev.tsv",
+        metric="accuracy",
+        peer_metric="accuracy",
+        published="F1 88.9 (MiniLM-L6)",
+    ),
+    "stsb": Set(
+        train="train.tsv",
+        dev="dev.tsv",
+        metric="spearman",
+        peer_metric="spearman",
+        is_regression=True,
+        published="86.9 (DistilBERT)",
+    ),
+    "banking77": Set(
+        train="train.csv",
+        dev="test.csv",
+        metric="accuracy",
+        peer_metric="accuracy",
+        published="93.1 (BERT-base, batch 16)",
+    ),
+    "clinc150": Set(train="train.csv", dev="dev.csv", metric="accuracy", peer_metric="accuracy"),
+    "sst2": Set(
+        train="train.tsv.gz",
+        dev="dev.tsv",
+        metric="accuracy",
+        peer_metric="accuracy",
+        epochs="1",
+        published="91.5 (MiniLM-L6, more epochs)",
+    ),
+}
+
+
+def ours(task: Set, folder: Path, run: Path, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Score and texts a second of `bertsmith finetune`."""
+    command = [
+        *(sys.executable, "-m", "bertsmith", "finetune", "--model", args.model),
+        *("--data", folder / task.train, "--eval", folder / task.dev, "--output", run),
+        *("--overwrite", "true", "--epochs", task.epochs, "--examples_per_step", BATCH),
+        *("--max_sequence_tokens", LONGEST, "--optim.learning_rate", RATE),
+        *("--optim.warmup_share", "0", "--optim.schedule", "linear", "--precision", "bf16"),
+        *("--optim.weight_decay", "0.01", "--eval_every_steps", 10**6, "--seed", seed),
+    ]
+    subprocess.run([str(word) for word in command], check=True, stdout=sys.stderr)
+    summary = json.loads((run / "summary.json").read_text())
+    tokens_a_text = summary["real_tokens"] / (summary["train_examples"] * summary["epochs"])
+    return {
+        "score": summary["metrics"][task.metric],
+        "texts_per_second": summary["real_tokens_per_second"] / tokens_a_text,
+    }
+
+
+def peers(
+    task: Set, folder: Path, run: Path, seed: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The same of the Trainer, sorted by length."""
+    command = [
+        *(sys.executable, args.peer, "--model", args.model, "--train", folder / task.train),
+        *("--eval", folder / task.dev, "--epochs", task.epochs, "--batch", BATCH, "--lr", RATE),
+        *("--max-length", LONGEST, "--mode", "group_by_length", "--seed", seed),
+        *("--threads", args.threads, *(["--regression"] if task.is_regression else [])),
+    ]
+    done = subprocess.run(
+        [str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"score": found[task.peer_metric], "texts_per_second": found["samples_per_s"]}
+
+
+SIDES = {"bertsmith": ours, "Trainer": peers}
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "tasks", "peer", "work"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=SETS, default=list(SETS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name in args.only:
+        of_set = found.setdefault(name, {side: [] for side in SIDES})
+        for seed in range(args.seeds):
+            for side, run_side in SIDES.items():
+                run = args.work / name / f"{side}-{seed}"
+                run.mkdir(parents=True, exist_ok=True)
+                result = run / "result.json"
+                if not result.exists():
+                    answer = run_side(SETS[name], args.tasks / name, run / "run", seed, args)
+                    result.write_text(json.dumps(answer))
+                of_set[side].append(json.loads(result.read_text()))
+        (args.work / "published.json").write_text(json.dumps(found, indent=1))
+        print_table(found)
+
+
+def print_table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Means, spreads and speeds."""
+    print("| set | metric | bertsmith | Trainer | standard error | texts/s | ratio | published |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, sides in found.items():
+        scores = {side: [100 * run["score"] for run in runs] for side, runs in sides.items()}
+        spread = {s: statistics.stdev(v) if len(v) > 1 else 0.0 for s, v in scores.items()}
+        error = spread["Trainer"] / len(scores["Trainer"]) ** 0.5
+        rates = {s: statistics.median(r["texts_per_second"] for r in sides[s]) for s in SIDES}
+        cells = [f"{statistics.mean(scores[s]):.2f} ± {spread[s]:.2f}" for s in SIDES]
+        print(
+            f"| {name} | {SETS[name].metric} | {' | '.join(cells)} | {error:.2f} | "
+            f"{rates['bertsmith']:.0f} against {rates['Trainer']:.0f} | "
+            f"{rates['bertsmith'] / rates['Trainer']:.2f}x | {SETS[name].published} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
