@@ -15,21 +15,19 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from bertsmith.api.config_of import with_options
-from bertsmith.api.inputs import Given, plain, read_given
+from bertsmith.api.inputs import Given, read_given
 from bertsmith.api.targets import indicators, label_lists, names_of
 from bertsmith.data.config import TableConfig
 from bertsmith.errors import UserError
 from bertsmith.recipes.classifier import Classifier, model_folder, open_classifier
 from bertsmith.recipes.config import Device, FinetuneConfig
 from bertsmith.recipes.finetune import finetune
-from bertsmith.recipes.finetune_run import FinetuneSummary
 from bertsmith.recipes.predict import answers_of
 from bertsmith.tasks.config import TaskName
 from bertsmith.tasks.kind import Answer
@@ -175,9 +173,7 @@ class TextEstimator:
             label_column=self.label_column,
         )
 
-    def _config(
-        self, given: Given, train: Path, dev: Path | None, run: Path
-    ) -> FinetuneConfig:
+    def _config(self, given: Given, train: Path, dev: Path | None, run: Path) -> FinetuneConfig:
         """The config of the run."""
         columns = given.columns
         try:
@@ -239,7 +235,7 @@ class TextEstimator:
     def _adopt(self, folder: Path) -> None:
         """Take a model folder for the fitted model."""
         self.model_folder_ = str(folder)
-        self._opened: Classifier | None = None
+        self._opened: tuple[Precision, Device, Classifier] | None = None
 
     def _classifier(self) -> Classifier:
         """The fitted model, loaded when it is first needed.
@@ -249,14 +245,15 @@ class TextEstimator:
         """
         if not hasattr(self, "model_folder_"):
             raise UserError(f"{type(self).__name__} is not fitted yet; call fit first")
-        if self._opened is None:
-            self._opened = open_classifier(
+        if self._opened is None or self._opened[:2] != (self.precision, self.device):
+            opened = open_classifier(
                 self.model_folder_,
                 max_sequence_tokens=None,
                 precision=self.precision,
                 device=self.device,
             )
-        return self._opened
+            self._opened = (self.precision, self.device, opened)
+        return self._opened[2]
 
     def _answers(self, X: Any) -> tuple[Classifier, list[Answer]]:
         """What the model says of each text."""
@@ -446,7 +443,7 @@ class MultilabelClassifier(TextEstimator):
         self._is_array = indicators(given.labels)
         lists = label_lists(given.labels, is_array=self._is_array)
         if self._is_array:
-            self._names = {str(i): i for i in range(len(given.labels[0]))}
+            self._names = names_of(range(len(given.labels[0])))
         else:
             self._names = names_of([label for labels in lists for label in labels])
         self.classes_ = np.array(sorted(self._names.values(), key=_sort_key))

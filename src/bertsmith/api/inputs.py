@@ -149,7 +149,7 @@ def as_list(values: Any, *, what: str) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """numpy's scalars as Python's own."""
+    """Numpy's scalars as Python's own."""
     if isinstance(value, str | int | float | bool | None):
         # numpy.str_ and numpy.float64 are these too, and JSON and the tables want the plain ones.
         for kind in (bool, str, int, float):
