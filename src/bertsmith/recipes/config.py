@@ -297,6 +297,10 @@ class FinetuneConfig:
         )
         if self.seeds > 1 and self.search.trials:
             raise ValueError(f"seeds is {self.seeds} and search.trials is given; give one of them")
+        if self.is_several and self.parallel.devices not in (1, "auto"):
+            raise ValueError(
+                f"devices is {self.parallel.devices}; seeds and search.trials train on one device"
+            )
         _check_training(self)
         if self.lora.is_on:
             _check_lora(self)
@@ -305,6 +309,11 @@ class FinetuneConfig:
                 "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
                 "whole pack; set tokens_per_pack"
             )
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it asks for several runs, of `seeds` or of `search`."""
+        return self.seeds > 1 or self.search.trials > 0
 
 
 @dataclass(frozen=True, kw_only=True)

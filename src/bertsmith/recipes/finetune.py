@@ -60,7 +60,7 @@ from bertsmith.train.precision import choose_compute
 
 def main(config: FinetuneConfig) -> int:
     """Fine-tune, once or several times, and print the model's folder."""
-    if config.seeds > 1 or config.search.trials:
+    if config.is_several:
         verb = "seeds" if config.seeds > 1 else "search"
         code: int = importlib.import_module(f"bertsmith.recipes.{verb}").main(config)
         return code
@@ -75,7 +75,7 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             went wrong, in which case the best model and the last checkpoint stand.
         KeyboardInterrupt: A signal came before there was anything to save.
     """
-    if config.seeds > 1 or config.search.trials:
+    if config.is_several:
         raise UserError(
             "finetune is one run; for --seeds call bertsmith.recipes.seeds.finetune_seeds, for "
             "--search.trials bertsmith.recipes.search.search"

@@ -141,9 +141,7 @@ def import_optuna() -> Any:
 def _study(optuna: Any, folder: Path) -> Any:
     """The search as its journal has it, or a new one."""
     journal = optuna.storages.journal
-    storage = optuna.storages.JournalStorage(
-        journal.JournalFileBackend(str(folder / JOURNAL_FILE))
-    )
+    storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / JOURNAL_FILE)))
     return optuna.create_study(
         study_name="search", storage=storage, direction="maximize", load_if_exists=True
     )

@@ -18,7 +18,6 @@ import yaml
 
 from bertsmith.durable import rename
 from bertsmith.errors import UserError
-from bertsmith.parallel.choice import devices_here, processes_to_start
 from bertsmith.parallel.place import place_from, program_of
 from bertsmith.recipes.config import FinetuneConfig, SearchConfig
 from bertsmith.recipes.finetune import check_output, finetune
@@ -76,7 +75,7 @@ def opened(config: FinetuneConfig) -> Iterator[Speaker]:
         UserError: It cannot be written, holds another run, or one with other settings or data; or
             the parts would need several processes.
     """
-    check_one_process(config)
+    check_one_process()
     if config.resume_override:
         raise UserError("--resume.override: is for one run, and not for --seeds or --search.trials")
     check_output(config)
@@ -91,19 +90,17 @@ def opened(config: FinetuneConfig) -> Iterator[Speaker]:
         yield Speaker(folder)
 
 
-def check_one_process(config: FinetuneConfig) -> None:
-    """Refuse what would take several processes.
+def check_one_process() -> None:
+    """Refuse to be one of several processes.
 
     Raises:
-        UserError: The config or the launcher asks for these.
+        UserError: A launcher has started more than this one.
     """
     place = place_from(os.environ)
-    count = 1 if place is None else place.size
-    count = max(count, processes_to_start(config.parallel, devices_here(config.device), {}) or 1)
-    if count > 1:
+    if place is not None and place.size > 1:
         raise UserError(
-            f"--seeds and --search.trials train in one process, and this would be {count}; give "
-            "--parallel.devices 1"
+            "--seeds and --search.trials train in one process, and torchrun or srun has started "
+            f"{place.size}; start one"
         )
 
 
@@ -155,6 +152,7 @@ def part_of(config: FinetuneConfig, name: str) -> FinetuneConfig:
         seeds=1,
         search=SearchConfig(),
         keep_models="best",
+        parallel=replace(config.parallel, devices=1),
         overwrite=False,
         resume=True,
     )
