@@ -137,7 +137,8 @@ def _run(config: object, argv: list[str], *, debug: bool) -> int:
 
 def _run_here_or_in_ranks(config: object, argv: list[str], *, debug: bool) -> int:
     trained = (configs.PretrainConfig, configs.FinetuneConfig, configs.SelftestConfig)
-    if isinstance(config, trained) and type(config) not in PLANS.values():
+    is_several = isinstance(config, configs.FinetuneConfig) and config.is_several
+    if isinstance(config, trained) and type(config) not in PLANS.values() and not is_several:
         from bertsmith.parallel.choice import devices_here, processes_to_start  # noqa: PLC0415
         from bertsmith.parallel.launch import launch  # noqa: PLC0415
 

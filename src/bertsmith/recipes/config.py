@@ -125,6 +125,42 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """What to try for the best settings; an empty list leaves its option as it is given."""
+
+    trials: int = 0
+    """Fine-tunings to try; 0: no search. Needs Optuna, the extra `search`."""
+
+    learning_rate: list[float] = field(default_factory=lambda: [1e-5, 5e-4])
+    """From and to of optim.learning_rate, drawn by its logarithm."""
+
+    layer_decay: list[float] = field(default_factory=lambda: [0.7, 1.0])
+    """From and to of optim.layer_decay."""
+
+    epochs: list[float] = field(default_factory=lambda: [2.0, 3.0, 5.0])
+    """Values of epochs."""
+
+    examples_per_step: list[int] = field(default_factory=lambda: [16, 32, 64])
+    """Values of examples_per_step."""
+
+    def __post_init__(self) -> None:
+        """Reject ranges that are none, before anything is loaded."""
+        if self.trials < 0:
+            raise ValueError(f"trials is {self.trials}; it must not be negative")
+        for name, most in (("learning_rate", math.inf), ("layer_decay", 1.0)):
+            ends: list[float] = getattr(self, name)
+            is_range = len(ends) <= 2 and ends == sorted(ends)
+            if not is_range or not all(0.0 < end <= most and end < math.inf for end in ends):
+                raise ValueError(f"{name} is {ends}; it must be [from, to], over 0, or empty")
+        for values, name in (
+            (self.epochs, "epochs"),
+            (self.examples_per_step, "examples_per_step"),
+        ):
+            if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
+                raise ValueError(f"{name} is {values}; its values must be over 0, each one once")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
     """Train a model of texts, or of pairs of texts, from a checkpoint and a labelled table."""
 
@@ -219,6 +255,15 @@ class FinetuneConfig:
     seed: int = 0
     """Everything random follows from it: order, packs, dropout, the new head."""
 
+    seeds: int = 1
+    """Fine-tune with so many seeds, from `seed` on, each in a folder of its own; say mean and
+    spread, and keep the best in model/."""
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    keep_models: Literal["best", "all"] = "best"
+    """Of `seeds` or `search`: whose weights stay."""
+
     log_every_steps: int = 10
     """Steps between lines of metrics.jsonl."""
 
@@ -251,7 +296,14 @@ class FinetuneConfig:
             "patience",
             "eval_every_steps",
             "log_every_steps",
+            "seeds",
         )
+        if self.seeds > 1 and self.search.trials:
+            raise ValueError(f"seeds is {self.seeds} and search.trials is given; give one of them")
+        if self.is_several and self.parallel.devices not in (1, "auto"):
+            raise ValueError(
+                f"devices is {self.parallel.devices}; seeds and search.trials train on one device"
+            )
         _check_training(self)
         if self.lora.is_on:
             _check_lora(self)
@@ -260,6 +312,11 @@ class FinetuneConfig:
                 "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
                 "whole pack; set tokens_per_pack"
             )
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it asks for several runs, of `seeds` or of `search`."""
+        return self.seeds > 1 or self.search.trials > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ whenever a judgement beats all before it, and never in part.
 """
 
 import hashlib
+import importlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -59,7 +60,11 @@ from bertsmith.train.precision import choose_compute
 
 
 def main(config: FinetuneConfig) -> int:
-    """Fine-tune, and print the model's folder."""
+    """Fine-tune, once or several times, and print the model's folder."""
+    if config.is_several:
+        verb = "seeds" if config.seeds > 1 else "search"
+        code: int = importlib.import_module(f"bertsmith.recipes.{verb}").main(config)
+        return code
     return exit_code(config, finetune(config).status)
 
 
@@ -71,6 +76,11 @@ def finetune(config: FinetuneConfig) -> FinetuneSummary:
             went wrong, in which case the best model and the last checkpoint stand.
         KeyboardInterrupt: A signal came before there was anything to save.
     """
+    if config.is_several:
+        raise UserError(
+            "finetune is one run; for --seeds call bertsmith.recipes.seeds.finetune_seeds, for "
+            "--search.trials bertsmith.recipes.search.search"
+        )
     if config.parallel.strategy == "dp" and config.head.norm == "batch":
         raise UserError(
             "--head.norm batch under --parallel.strategy dp: each GPU would take statistics of its "

@@ -30,6 +30,7 @@ from bertsmith.recipes.predictions import (
     check_output,
     prediction_file,
 )
+from bertsmith.tasks.kind import Answer
 
 ROWS_PER_CHUNK = 4096
 
@@ -178,10 +179,49 @@ def _chunks(
         pairs = [row.pair or "" for row in chunk] if reader.columns.pair is not None else None
         reads = []
         for classifier in classifiers:
-            examples = classifier.tokenizer.encode(texts, pairs)
-            packs = list(evaluation_packs(examples, tokens_per_pack=tokens_per_pack))
-            reads.append(_Read(examples=examples, packs=packs))
+            reads.append(_read(classifier, texts, pairs, tokens_per_pack=tokens_per_pack))
         yield _Chunk(rows=chunk, reads=reads)
+
+
+def _read(
+    classifier: Classifier, texts: list[str], pairs: list[str] | None, *, tokens_per_pack: int
+) -> _Read:
+    """Tokenise a chunk's texts and lay them into packs."""
+    examples = classifier.tokenizer.encode(texts, pairs)
+    packs = list(evaluation_packs(examples, tokens_per_pack=tokens_per_pack))
+    return _Read(examples=examples, packs=packs)
+
+
+def answers_of(
+    classifier: Classifier,
+    texts: list[str],
+    pairs: list[str] | None,
+    *,
+    tokens_per_pack: int = PredictConfig.tokens_per_pack,
+) -> list[Answer]:
+    """What `predict` would write of texts that are in memory.
+
+    Args:
+        classifier: The model.
+        texts: In any number; chunks are as in `predict`, so that every bit is.
+        pairs: Their second texts; None where the model reads single ones.
+        tokens_per_pack: Most tokens in one forward pass.
+
+    Raises:
+        UserError: The model gives scores that are not finite.
+    """
+    answers: list[Answer] = []
+    for start in range(0, len(texts), ROWS_PER_CHUNK):
+        rows = slice(start, start + ROWS_PER_CHUNK)
+        read = _read(
+            classifier,
+            texts[rows],
+            None if pairs is None else pairs[rows],
+            tokens_per_pack=tokens_per_pack,
+        )
+        logits_NC = _logits_NC(classifier, read)
+        answers += classifier.kind.answers(logits_NC, classifier.labels, classifier.decisions)
+    return answers
 
 
 def _with_chances(classifier: Classifier) -> Sequence[str]:

@@ -1,0 +1,1 @@
+"""Fine-tuning as Python programs expect it: objects with `fit` and `predict`."""
