@@ -172,7 +172,10 @@ def test_the_commands_print_a_table_and_the_model(
         (["--seeds", "0"], "seeds is 0"),
         (["--seeds", "2", "--search.trials", "2"], "seeds is 2 and search.trials is given"),
         (["--search.trials", "2", "--search.learning_rate", "[1, 0.1]"], "learning_rate is"),
-        (["--seeds", "2", "--parallel.devices", "2"], "devices is 2; seeds and search.trials train on one"),
+        (
+            ["--seeds", "2", "--parallel.devices", "2"],
+            "devices is 2; seeds and search.trials",
+        ),
         (["--seeds", "2", "--model", "missing-folder/x/y"], "missing-folder"),
     ],
 )
