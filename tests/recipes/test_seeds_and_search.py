@@ -174,7 +174,7 @@ def test_the_commands_print_a_table_and_the_model(
         (["--search.trials", "2", "--search.learning_rate", "[1, 0.1]"], "learning_rate is"),
         (
             ["--seeds", "2", "--parallel.devices", "2"],
-            "devices is 2; seeds and search.trials train on one",
+            "devices is 2; seeds and search.trials",
         ),
         (["--seeds", "2", "--model", "missing-folder/x/y"], "missing-folder"),
     ],

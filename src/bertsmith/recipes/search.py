@@ -186,8 +186,11 @@ def _space(optuna: Any, config: FinetuneConfig) -> dict[str, Any]:
 
 def _with(config: FinetuneConfig, settings: Mapping[str, float]) -> FinetuneConfig:
     """The config with what was drawn."""
-    optim = {k.removeprefix("optim."): v for k, v in settings.items() if k.startswith("optim.")}
-    own: dict[str, Any] = {k: v for k, v in settings.items() if not k.startswith("optim.")}
+    optim: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, value in settings.items():
+        group, _, name = key.rpartition(".")
+        (optim if group else own)[name] = value
     return replace(config, optim=replace(config.optim, **optim), **own)
 
 
