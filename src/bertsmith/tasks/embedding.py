@@ -17,8 +17,8 @@ from torch import Tensor
 from bertsmith.data.config import TableConfig
 from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.pair_tables import is_negative_column
-from bertsmith.data.scores import hashed_holdout, read_score
-from bertsmith.data.tables import BadRowError, LabelledTable
+from bertsmith.data.scores import as_number, hashed_holdout, read_score
+from bertsmith.data.tables import BadRowError, LabelledTable, is_missing
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.metrics.embedding import retrieval_metrics
@@ -83,6 +83,11 @@ class Embedding(TaskKind[EmbeddingLabel]):
         return replace(cells, labels=(None,) * len(cells))  # type: ignore[return-value]
 
     def _score(self, cell: object, column: str) -> float:
+        if not is_missing(cell) and as_number(cell) is None:
+            raise BadRowError(
+                f"the score {str(cell)[:40]!r} is no number (column {column!r}); if it is no score "
+                "at all, name the right column with --table.label_column"
+            )
         score = read_score(cell, column)
         assert self.score_range is not None
         low, high = self.score_range
