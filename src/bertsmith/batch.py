@@ -262,6 +262,35 @@ class LabelledBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceBatch(LabelledBatch):
+    """A pack of texts to embed, whose loss is one of all texts of a step.
+
+    `labels_N` are their places in the step, int64, as `model.pair_objectives` orders them.
+    """
+
+    step_targets_S2: Tensor
+    """Of all texts of the step: a number, the same for equal texts, and the score, float64."""
+
+    gradients_ND: Tensor | None = None
+    """Gradient of the step's summed loss with respect to each text's embedding, fp32, a filler's
+    left out; None until a first pass has seen the whole step."""
+
+    losses_N: Tensor | None = None
+    """What each text adds to that sum, fp32."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device; the step's targets stay."""
+        moved = LabelledBatch.to(self, device)
+        if self.gradients_ND is None or self.losses_N is None:
+            return moved
+        return replace(
+            moved,
+            gradients_ND=self.gradients_ND.to(device, non_blocking=True),
+            losses_N=self.losses_N.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepShare(Generic[BatchT]):
     """One rank's part of a training step: packs rank, rank + ranks, rank + 2 ranks, ... of it."""
 

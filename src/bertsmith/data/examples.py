@@ -238,6 +238,7 @@ class TrainingSteps:
         self._tokens_per_pack = tokens_per_pack
         self._seed = seed
         self._order: tuple[int, Tensor] = (-1, labels_N)
+        self._num_rows = len(examples)
         self.steps_per_epoch = -(-len(examples) // examples_per_step)
 
     def rows(self, step: int) -> list[int]:
@@ -245,9 +246,9 @@ class TrainingSteps:
         epoch, position = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            order = torch.from_numpy(generator.permutation(len(self._examples)))
+            order = torch.from_numpy(generator.permutation(self._num_rows))
             self._order = (epoch, order)
-        start, end = ((position + i) * len(self._examples) // self.steps_per_epoch for i in (0, 1))
+        start, end = ((position + i) * self._num_rows // self.steps_per_epoch for i in (0, 1))
         return [int(r) for r in self._order[1][start:end]]
 
     def batches(self, step: int) -> list[LabelledBatch]:
@@ -272,6 +273,10 @@ class TrainingSteps:
         if len(mine) < -(-len(packs) // num_ranks):
             mine.append(self._filler(packs[0][-1]))
         return StepShare(packs=mine, numbers=numbers, num_packs=len(packs))
+
+    def alone(self, batch: LabelledBatch) -> LabelledBatch:
+        """The batch as a step of its own."""
+        return batch
 
     def _filler(self, row: int) -> LabelledBatch:
         """An example that is computed and not counted."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def scores_of(table: LabelledTable[float]) -> Tensor:
 
 
 def hashed_holdout(
-    table: LabelledTable[float], *, share: float, seed: int
+    table: LabelledTable[Any], *, share: float, seed: int
 ) -> tuple[list[int], list[int]]:
     """Split rows into (training, held out) by a hash of what they say, in the table's order.
 

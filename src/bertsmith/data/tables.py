@@ -274,10 +274,11 @@ def read_cells(
     *,
     is_pair: bool | None = None,
     usual: UsualColumns | None = None,
+    is_labelled: bool = True,
 ) -> LabelledTable[object]:
     """Read a labelled table wholly, its labels as they stand there; otherwise as `read_table`."""
     with TableReader(
-        path, config, is_labelled=True, is_pair=is_pair, usual=usual, reads_labels=False
+        path, config, is_labelled=is_labelled, is_pair=is_pair, usual=usual, reads_labels=False
     ) as reader:
         rows = list(reader)
     if not rows:

@@ -13,6 +13,7 @@ from bertsmith.hf.config_json import CONFIG_NAME, SINGLE_LABEL, Task, config_jso
 from bertsmith.hf.head import HEAD_FILE, parameters_for_transformers, write_head
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import SAFETENSORS, write_weights
+from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
 
@@ -25,7 +26,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer folder may hold; only the first is needed."""
 
-Model = Encoder | MaskedLM | SequenceClassifier
+Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder
 
 
 def write_model_files(
@@ -48,6 +49,8 @@ def write_model_files(
         tokenizer_folder: Folder whose `TOKENIZER_FILES` are copied along.
         labels: Names of a classifier's classes, in the order of their ids.
     """
+    if isinstance(model, SentenceEmbedder):  # beside the encoder it has nothing of its own
+        model, labels = model.encoder, None
     encoder = model if isinstance(model, Encoder) else model.encoder
     prefix = "encoder." if isinstance(model, Encoder) else ""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -144,5 +147,5 @@ def _task_of(model: Model) -> Task:
             return "masked_lm"
         case SequenceClassifier():
             return "classifier"
-        case Encoder():
+        case Encoder() | SentenceEmbedder():
             return "encoder"

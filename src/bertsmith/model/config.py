@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 Activation = Literal["gelu", "gelu_new", "relu"]
 HeadNorm = Literal["none", "batch", "layer"]
+Pooling = Literal["mean", "cls"]
 
 LOGITS_BYTES = 128 << 20
 """Most bytes of fp32 logits over the vocabulary at a time: 1,099 rows of BERT's 30,522."""

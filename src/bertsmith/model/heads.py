@@ -184,6 +184,11 @@ class SequenceClassifier(nn.Module):
         )
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
+    @property
+    def num_outputs(self) -> int:
+        """Scores of a sequence."""
+        return self.classifier.out_features
+
     def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Scores for each sequence and class."""
         return self._first_logits_NC(batch, batch.num_sequences, dropout_seed=dropout_seed)

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-"""The names in a `config.json`."""
+ProblemType = Literal[
+    "single_label_classification", "multi_label_classification", "regression", "sentence_embedding"
+]
+"""The names in a `config.json`; the last is ours, since such a model has no head there."""
 
 SMALLEST_MISS = 1e-12
 """The focal factor's slope at a probability of exactly 1 would be infinite for a gamma under 1."""
@@ -162,6 +164,8 @@ def plain_objective(problem_type: ProblemType) -> Objective:
             return BinaryCrossEntropy()
         case "regression":
             return SquaredError()
+        case "sentence_embedding":
+            raise AssertionError("an embedder's loss follows from its table")
 
 
 def _focal_factor(nats: Tensor, gamma: float) -> Tensor:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from bertsmith.durable import why_not_written, write_folder
 from bertsmith.errors import UserError
 from bertsmith.hf import LoadReport, recover_model
@@ -98,8 +100,9 @@ class Lora:
                 f"{folder}: cannot be written ({why_not_written(error, folder)})"
             ) from error
 
-    def describe(self, model: SequenceClassifier) -> str:
+    def describe(self, model: nn.Module) -> str:
         """One line for the log."""
+        assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in model.parameters()) - low_rank
@@ -135,3 +138,22 @@ def lora_of(
         base_sha256=base_fingerprint(model, trained=trained),
         trained=trained,
     )
+
+
+def lora_on(
+    config: FinetuneConfig,
+    source: Path,
+    model: nn.Module,
+    report: LoadReport,
+    checkpoint: Path | None,
+) -> Lora | None:
+    """As `lora_of`, the adapters put on the model: new ones, or those of a checkpoint.
+
+    None for a model that takes none.
+    """
+    if not isinstance(model, SequenceClassifier):
+        return None
+    lora = lora_of(config, source, model, report)
+    if lora is not None:
+        lora.put_on(model, checkpoint)
+    return lora

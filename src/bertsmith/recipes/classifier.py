@@ -26,6 +26,7 @@ from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
 from bertsmith.hf.adapter import ADAPTER_CONFIG
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.config import EncoderConfig, HeadConfig
+from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
@@ -161,7 +162,9 @@ class Classifier:
 
 
 @torch.no_grad()
-def logits_NC(model: SequenceClassifier, batch: PackedBatch, compute: Compute) -> Tensor:
+def logits_NC(
+    model: SequenceClassifier | SentenceEmbedder, batch: PackedBatch, compute: Compute
+) -> Tensor:
     """Scores of a pack's sequences without dropout, fp32, on the CPU."""
     with compute.autocast():
         scores_NC = model.logits_NC(batch.to(compute.device), dropout_seed=None)

@@ -21,7 +21,14 @@ from bertsmith.model.checkpointing import parse_checkpointing
 from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
-from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName, known_monitors, known_tasks
+from bertsmith.tasks.config import (
+    DecideConfig,
+    EmbeddingConfig,
+    LossConfig,
+    TaskName,
+    known_monitors,
+    known_tasks,
+)
 from bertsmith.train.config import EvalConfig, GuardConfig, OptimConfig, Precision
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -178,7 +185,8 @@ class FinetuneConfig:
 
     task: TaskName = "auto"
     """classification: one class a text. multilabel: any number of labels. regression: a number.
-    auto: as the labels of `data` show, which is said."""
+    embedding: a vector a text, from pairs. auto: one of the first three, as the labels of `data`
+    show, which is said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -220,6 +228,7 @@ class FinetuneConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     decide: DecideConfig = field(default_factory=DecideConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             learning_rate=1e-4, warmup_share=0.1, beta2=0.999, eps=1e-8
@@ -307,6 +316,8 @@ class FinetuneConfig:
         _check_training(self)
         if self.lora.is_on:
             _check_lora(self)
+        if self.task == "embedding":
+            _check_embedding(self)
         if self.micro_batch != "auto" and self.head.norm == "batch":
             raise ValueError(
                 "micro_batch cannot be set with head.norm batch, whose statistics are those of a "
@@ -770,6 +781,18 @@ def _check_objective(objective: Objective, packing: PackingConfig) -> None:
         raise ValueError(
             f"objective {objective} needs packing.max_sequence_tokens of at least {SHORTEST_PAIR}, "
             f"for [CLS] x [SEP] x [SEP]; it is {packing.max_sequence_tokens}"
+        )
+
+
+def _check_embedding(config: FinetuneConfig) -> None:
+    if config.lora.is_on:
+        raise ValueError("lora is not for task embedding yet; leave it out")
+    if config.head.norm != "none":
+        raise ValueError("head.norm is for tasks with scores, not for task embedding")
+    if config.examples_per_step < 2:
+        raise ValueError(
+            "examples_per_step is 1; with task embedding the negatives of a pair are the others of "
+            "its step: give 2 at least, better 32 or more"
         )
 
 

@@ -15,13 +15,19 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from bertsmith.data.examples import evaluation_packs
+from bertsmith.data.pair_tables import read_pair_cells
 from bertsmith.data.tables import LabelledTable, read_cells
+from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics, ScoreTable
 from bertsmith.metrics.bootstrap import intervals
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import EvaluateConfig
+from bertsmith.recipes.embed import is_embedder, open_embedder
 from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
 from bertsmith.recipes.predictions import check_output
+from bertsmith.tasks.config import EmbeddingConfig
+from bertsmith.tasks.decisions import Decisions
+from bertsmith.tasks.embedding import embedding_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
             option="errors",
             endings=(".csv",),
         )
+    if is_embedder(config.model):
+        return _evaluate_embedder(config)
     classifier = open_classifier(
         config.model,
         adapter=config.adapter,
@@ -106,6 +114,46 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         if config.bootstrap
         else {},
         num_cut=num_cut,
+        skipped_rows=table.skipped_rows,
+        seconds=time.perf_counter() - started_at_seconds,
+    )
+
+
+def _evaluate_embedder(config: EvaluateConfig) -> Evaluation:
+    """Score an embedder on pairs, with scores or without.
+
+    Raises:
+        UserError: As `evaluate`; mistakes cannot be told of embeddings.
+    """
+    if config.errors is not None:
+        raise UserError("--errors: an embedding is right or wrong by no measure; leave it out")
+    embedder = open_embedder(config)
+    usual = None if embedder.task is None else embedder.task.columns
+    cells = read_pair_cells(Path(config.data), config.table, usual=usual)
+    kind, _ = embedding_kind(cells, EmbeddingConfig())
+    table = kind.read(cells, config.table)
+    targets = kind.targets(table, (), known_from=config.model)
+    started_at_seconds = time.perf_counter()
+    examples = kind.encode(table, embedder.tokenizer)
+    embeddings_ND = embedder.embed(examples, tokens_per_pack=config.tokens_per_pack)
+
+    def metrics_of(some_N: Tensor) -> Metrics:
+        return kind.metrics(embeddings_ND[some_N], targets[some_N], (), Decisions())
+
+    def scores_of(rows_N: Tensor) -> dict[str, float]:
+        return metrics_of(kind.sequences_of(rows_N, len(table))).by_name()
+
+    return Evaluation(
+        model=config.model,
+        adapter=None,
+        data=config.data,
+        metrics=metrics_of(torch.arange(len(examples))),
+        intervals=intervals(
+            scores_of, num_rows=len(table), num_samples=config.bootstrap, seed=config.seed
+        )
+        if config.bootstrap
+        else {},
+        num_cut=examples.num_cut,
         skipped_rows=table.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
     )

@@ -15,10 +15,11 @@ from pathlib import Path
 from bertsmith.batch import LabelledBatch, StepShare
 from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
 from bertsmith.data.largest import largest_labelled
+from bertsmith.data.pair_steps import PairSteps
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.data.windows import overlap_of
 from bertsmith.errors import UserError
-from bertsmith.hf import load_classifier, read_config, recover_model
+from bertsmith.hf import read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.parts import EMBEDDINGS
@@ -26,7 +27,7 @@ from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
 from bertsmith.recipes import adapters
-from bertsmith.recipes.adapters import lora_of
+from bertsmith.recipes.adapters import lora_on
 from bertsmith.recipes.block_memory import set_checkpointing
 from bertsmith.recipes.classifier import (
     describe_head,
@@ -48,11 +49,19 @@ from bertsmith.recipes.ranks import (
     world_of,
 )
 from bertsmith.recipes.resume import identity_of
-from bertsmith.recipes.task_data import TaskTables, as_found, encode_part, read_task_tables
+from bertsmith.recipes.task_data import (
+    Part,
+    TaskTables,
+    as_found,
+    encode_part,
+    read_task_tables,
+)
+from bertsmith.recipes.text_model import Dropout, load_text_model
 from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
 from bertsmith.recipes.training import Rig
 from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
 from bertsmith.report.run_lock import RunLock
+from bertsmith.tasks.embedding import Embedding
 from bertsmith.train.interruption import Interruption, catch_signals
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
@@ -103,7 +112,7 @@ def _finetune(
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
         data = open_task(config, source, at_once=at_once)
-    config = as_found(config, data.tables.kind)
+    config = as_found(config, data.tables.kind, source)
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -113,18 +122,15 @@ def _finetune(
     )
     lines: list[str] = []
     checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
-    model, report = load_classifier(
+    model, report = load_text_model(
         source if config.lora.is_on else checkpoint or source,
-        labels=data.tables.labels,
-        objective=data.tables.objective,
-        norm=config.head.norm,
-        seed=config.seed,
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        config,
+        data.tables,
+        dropout=Dropout(
+            hidden=config.hidden_dropout_prob, attention=config.attention_probs_dropout_prob
+        ),
     )
-    lora = lora_of(config, source, model, report)
-    if lora is not None:
-        lora.put_on(model, checkpoint)
+    lora = lora_on(config, source, model, report, checkpoint)
     model.to(compute.device)
     set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
     freeze(config.freeze, model, num_layers=len(model.encoder.blocks))
@@ -166,20 +172,24 @@ def _finetune(
         lines.append(lora.describe(model))
     settings = loop_config(config, data)
     table = Table(
-        num_labels=len(data.tables.labels),
+        num_labels=max(len(data.tables.labels), 1),
         trained_rows=vocabulary.num_rows,
         longest=data.longest_example,
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
         has_pooler=lora is not None and "pooler" not in lora.trained,
     )
-    planned = plan_run(
-        lambda: finetuning_shape(config, model.encoder.config, ground, table),
-        micro_batch=config.micro_batch,
-        smallest_tokens=settings.smallest_pass_tokens,
-        compute=compute,
-        world=world,
-        state=state,
+    planned = (
+        None
+        if data.tables.kind.is_apart
+        else plan_run(
+            lambda: finetuning_shape(config, model.encoder.config, ground, table),
+            micro_batch=config.micro_batch,
+            smallest_tokens=settings.smallest_pass_tokens,
+            compute=compute,
+            world=world,
+            state=state,
+        )
     )
 
     rig = Rig(
@@ -205,8 +215,10 @@ def _finetune(
         lambda start: shares_from(data.steps, vocabulary, start, world),
         settings,
         lambda tokens: vocabulary.narrowed(
-            largest_labelled(
-                data.train.examples, data.train.targets_W, tokens=tokens, longest=table.longest
+            data.steps.alone(
+                largest_labelled(
+                    data.train.examples, data.train.targets_W, tokens=tokens, longest=table.longest
+                )
             )
         ),
     )
@@ -236,28 +248,47 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
     """
     tables = read_task_tables(config)
     tokenizer, longest = fit_tokenizer(config, source, tables)
-    overlap = window_overlap(config, tokenizer, longest, is_pair=tables.columns.pair is not None)
+    overlap = None  # an embedding is of one window
+    if not tables.kind.is_apart:
+        is_pair = tables.columns.pair is not None
+        overlap = window_overlap(config, tokenizer, longest, is_pair=is_pair)
     encoder = ExampleTokenizer(
         tokenizer.tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap
     )
-    train_part = encode_part(tables.train, tables.train_labels_N, encoder)
+    train_part = encode_part(tables.kind, tables.train, tables.train_labels_N, encoder)
     return TaskData(
         tables=tables,
         train=train_part,
-        dev=encode_part(tables.dev, tables.dev_labels_N, encoder),
-        steps=TrainingSteps(
-            train_part.examples,
-            train_part.targets_W,
-            examples_per_step=config.examples_per_step,
-            tokens_per_pack=config.tokens_per_pack,
-            seed=config.seed,
-            at_once=at_once,
-            weights_N=tables.objective.weights(train_part.targets_W),
-        ),
+        dev=encode_part(tables.kind, tables.dev, tables.dev_labels_N, encoder),
+        steps=_steps_of(config, tables, train_part, at_once=at_once),
         longest=longest,
         overlap_tokens=overlap,
         tokenizer=tokenizer,
         fingerprint=fingerprint_of_tables(tables),
+    )
+
+
+def _steps_of(
+    config: FinetuneConfig, tables: TaskTables, part: Part, *, at_once: int
+) -> TrainingSteps:
+    if isinstance(tables.kind, Embedding):
+        return PairSteps(
+            part.examples,
+            part.labels_N,
+            texts_per_row=tables.kind.texts_per_row,
+            examples_per_step=config.examples_per_step,
+            tokens_per_pack=config.tokens_per_pack,
+            seed=config.seed,
+            at_once=at_once,
+        )
+    return TrainingSteps(
+        part.examples,
+        part.targets_W,
+        examples_per_step=config.examples_per_step,
+        tokens_per_pack=config.tokens_per_pack,
+        seed=config.seed,
+        at_once=at_once,
+        weights_N=tables.objective.weights(part.targets_W),
     )
 
 
@@ -270,7 +301,7 @@ def fit_tokenizer(
         UserError: They do not fit the model.
     """
     shape: EncoderConfig = read_config(source)
-    is_pair = tables.columns.pair is not None
+    is_pair = tables.columns.pair is not None and not tables.kind.is_apart
     if is_pair and shape.type_vocab_size < 2:
         raise UserError(f"{source}: has one token type, so it cannot tell two texts apart")
     longest = longest_example(

@@ -13,10 +13,12 @@ from bertsmith.checkpoint.state import RunState
 from bertsmith.data.examples import TrainingSteps, packs_by_length
 from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import load_classifier, save_model, write_model_files
+from bertsmith.hf import save_model, write_model_files
+from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.metrics import LOWER_IS_BETTER, Metrics
 from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
+from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import merged
@@ -32,6 +34,7 @@ from bertsmith.recipes.classifier import (
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.run_checkpoints import WrittenFirst
 from bertsmith.recipes.task_data import Part, TaskTables
+from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.trained_parts import is_frozen
 from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
@@ -154,6 +157,7 @@ class TaskData:
     def most_tokens(self, num_examples: int) -> int:
         """Tokens that so many examples to learn from have together, at most."""
         lengths_N = self.train.examples.lengths_N
+        num_examples *= len(lengths_N) // len(self.train.table)  # texts apart
         return int(lengths_N.topk(min(num_examples, len(lengths_N))).values.sum())
 
 
@@ -167,14 +171,14 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
-class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
+class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
     """What happens around the steps: lines, judgements, the best model, the end."""
 
     def __init__(
         self,
         config: FinetuneConfig,
         rig: Rig,
-        model: SequenceClassifier,
+        model: TextModel,
         data: TaskData,
         state: RunState,
         *,
@@ -191,7 +195,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self._config, self._data, self._steps = config, data, data.steps
         self._vocabulary = vocabulary
         self._source, self._lora = source, lora
-        self._best = BestModel[SequenceClassifier](self._speaker.say)
+        self._best = BestModel[TextModel](self._speaker.say)
         self._decisions = Decisions()
 
     @property
@@ -293,14 +297,22 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             )
         model = self._strategy.whole_model(self._model)
 
-        def write(best: SequenceClassifier) -> None:
+        def write(best: TextModel) -> None:
             self.check_folder()
             labels = self._data.tables.labels
 
             def write_more(fresh: Path) -> None:
                 self._write_beside(fresh, state.step, scores=scores)
+                if isinstance(best, SentenceEmbedder):
+                    write_sentence_files(
+                        fresh,
+                        pooling=best.pooling,
+                        width=best.num_outputs,
+                        max_sequence_tokens=self._data.longest,
+                    )
 
             if self._lora is not None:
+                assert isinstance(best, SequenceClassifier), "adapters are on a classifier"
                 self._lora.save(self._folder, best, labels=labels, write_more=write_more)
             save_model(self._folder / "model", merged(best), labels=labels, write_more=write_more)
 
@@ -322,28 +334,30 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         """Rows of the bad pack, or of the whole step, by file and line."""
         packs = self._steps.batches(error.step)
         bad = packs if error.pack is None else [packs[error.pack]]
+        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
         owners_N = self._data.train.examples.owners_N
-        rows = sorted({int(owners_N[row]) for pack in bad for row in pack.rows_N})
+        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack.rows_N})
         shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
         return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 
-    def load_model(self, checkpoint: Path) -> SequenceClassifier:
+    def load_model(self, checkpoint: Path) -> TextModel:
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""
-        model = load_classifier(
+        model, _ = load_text_model(
             checkpoint if self._lora is None else self._source,
-            labels=self._data.tables.labels,
-            objective=self._data.tables.objective,
-            norm=self._config.head.norm,
-            seed=self._config.seed,
-        )[0]
+            self._config,
+            self._data.tables,
+            dropout=Dropout(),
+        )
         if self._lora is not None:
+            assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
             self._lora.put_on(model, checkpoint)
         return model
 
-    def write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
+    def write_model(self, folder: Path, model: TextModel, step: int) -> None:
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(folder, merged(model), labels=self._data.tables.labels)
         if self._lora is not None:
+            assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
             self._lora.write_in_checkpoint(folder, model)
         self._write_beside(folder, step, scores={})
 
@@ -429,7 +443,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             range(len(dev.examples)),
             tokens_per_pack=max_tokens or self._config.tokens_per_pack,
         )
-        scores_WC = torch.zeros(len(dev.examples), len(names))
+        scores_WC = torch.zeros(len(dev.examples), self._model.num_outputs)
         for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
             self._world.beat("the judging")
             found_NC = logits_NC(self._model, dev.examples.pack(rows), self._compute)
@@ -497,7 +511,7 @@ def finetune_card(
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
-        task="text-classification",
+        task="sentence-similarity" if tables.kind.is_apart else "text-classification",
         fits_transformers=config.head.norm != "layer",
         summary=f"A BERT {tables.kind.describe(tables.labels)}, fine-tuned by bertsmith.",
         data={

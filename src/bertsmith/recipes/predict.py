@@ -24,6 +24,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.lora import share_equal
 from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import PredictConfig
+from bertsmith.recipes.embed import is_embedder, predict_embeddings
 from bertsmith.recipes.predictions import (
     Predicted,
     check_columns,
@@ -66,11 +67,11 @@ class _Read:
 
 def main(config: PredictConfig) -> int:
     """Predict, and say on standard error what was done."""
-    summary = predict(config)
+    is_embedding = is_embedder(config.model)
+    summary = predict_embeddings(config) if is_embedding else predict(config)
+    done = "embedded" if is_embedding else "labelled"
     rate = summary.num_rows / max(summary.seconds, 1e-9)
-    notes = [
-        f"{summary.num_rows:,} texts labelled in {summary.seconds:.1f} s ({rate:,.0f} a second)"
-    ]
+    notes = [f"{summary.num_rows:,} texts {done} in {summary.seconds:.1f} s ({rate:,.0f} a second)"]
     if summary.num_cut:
         notes.append(f"{summary.num_cut:,} were too long and lost their end")
     if summary.skipped_rows:
@@ -86,6 +87,8 @@ def predict(config: PredictConfig) -> PredictSummary:
         UserError: The model, the table or the output cannot be used. The output then does not
             exist, or is what it was.
     """
+    if is_embedder(config.model):
+        raise UserError(f"{config.model}: gives embeddings and no labels; use `predict_embeddings`")
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
     classifiers, predicted = _open_classifiers(config)

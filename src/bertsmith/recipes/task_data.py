@@ -10,13 +10,16 @@ from torch import Tensor
 from bertsmith.data.checkup.brief import table_warnings
 from bertsmith.data.columns import Columns, UsualColumns
 from bertsmith.data.examples import Examples, ExampleTokenizer
+from bertsmith.data.pair_tables import read_pair_cells
 from bertsmith.data.tables import LabelledTable, read_cells
 from bertsmith.errors import UserError
+from bertsmith.hf.sentence import read_pooling
 from bertsmith.model.objectives import Objective
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.tasks.config import MONITORS, TaskName
+from bertsmith.tasks.config import TaskName
 from bertsmith.tasks.decisions import Decisions
-from bertsmith.tasks.infer import choose_task
+from bertsmith.tasks.embedding import embedding_kind
+from bertsmith.tasks.infer import ChosenTask, choose_task
 from bertsmith.tasks.kind import TaskKind
 
 
@@ -72,6 +75,8 @@ class TaskTables:
         )
         source = f"held out of it, {self.kind.holdout_said}" if self.is_held_out else self.dev.path
         label = repr(columns.label) if columns.label else "in columns of their own"
+        if self.kind.is_apart and not columns.label:
+            label = "none"
         outputs = f"; {len(self.labels)} labels" if self.kind.has_chances else ""
         lines = [
             self.kind_said,
@@ -103,8 +108,19 @@ def read_task_tables(config: FinetuneConfig) -> TaskTables:
         UserError: A table cannot be used, the two do not fit together, or the task has not what the
             config asks for.
     """
-    cells = read_cells(Path(config.data), config.table)
-    chosen = choose_task(config.task, cells, config.table)
+    if config.task == "embedding":
+        cells = read_pair_cells(Path(config.data), config.table)
+        kind, why = embedding_kind(cells, config.embedding)
+        chosen = ChosenTask(kind=kind, said=f"task: embedding, as --task says; {why}")
+    else:
+        cells = read_cells(Path(config.data), config.table)
+        chosen = choose_task(config.task, cells, config.table)
+    return _checked_tables(config, cells, chosen)
+
+
+def _checked_tables(
+    config: FinetuneConfig, cells: LabelledTable[object], chosen: ChosenTask
+) -> TaskTables:
     kind = chosen.kind
     monitor_of(config, kind)
     kind.check_decide(config.decide)
@@ -115,15 +131,15 @@ def read_task_tables(config: FinetuneConfig) -> TaskTables:
         train, dev = table.select(learned), table.select(held)
     else:
         train = table
-        dev = kind.read(
-            read_cells(
-                Path(config.eval),
-                config.table,
-                is_pair=table.pairs is not None,
-                usual=_usual(table.columns),
-            ),
-            config.table,
+        usual = _usual(table.columns)
+        dev_cells = (
+            read_pair_cells(Path(config.eval), config.table, usual=usual)
+            if kind.is_apart
+            else read_cells(
+                Path(config.eval), config.table, is_pair=table.pairs is not None, usual=usual
+            )
         )
+        dev = kind.read(dev_cells, config.table)
     known_from = str(table.path)
     train_labels_N = kind.targets(train, labels, known_from=known_from)
     dev_labels_N = kind.targets(dev, labels, known_from=known_from)
@@ -149,7 +165,7 @@ def monitor_of(config: FinetuneConfig, kind: TaskKind[Any]) -> str:
     Raises:
         UserError: The task has no such metric.
     """
-    known = MONITORS[kind.name]
+    known = kind.monitors
     if config.monitor == "auto":
         return known[0]
     if config.monitor not in known:
@@ -173,19 +189,31 @@ def _check_monitor(
         )
 
 
-def as_found(config: FinetuneConfig, kind: TaskKind[Any]) -> FinetuneConfig:
-    """The config with what `auto` came to: the run's files say it, and a resumed run holds it."""
+def as_found(config: FinetuneConfig, kind: TaskKind[Any], source: Path) -> FinetuneConfig:
+    """The config with what `auto` came to: the run's files say it, and a resumed run holds it.
+
+    Raises:
+        UserError: The model at `source` pools in a way that bertsmith has not.
+    """
+    embedding = config.embedding
+    if kind.is_apart and embedding.pooling == "auto":
+        embedding = replace(embedding, pooling=read_pooling(source) or "mean")
     names: dict[str, TaskName] = {
         "classification": "classification",
         "multilabel": "multilabel",
         "regression": "regression",
+        "embedding": "embedding",
     }
-    return replace(config, task=names[kind.name], monitor=monitor_of(config, kind))
+    return replace(
+        config, task=names[kind.name], monitor=monitor_of(config, kind), embedding=embedding
+    )
 
 
-def encode_part(table: LabelledTable[Any], labels_N: Tensor, tokenizer: ExampleTokenizer) -> Part:
-    """Tokenise a table's examples."""
-    return Part(table=table, examples=tokenizer.encode(table.texts, table.pairs), labels_N=labels_N)
+def encode_part(
+    kind: TaskKind[Any], table: LabelledTable[Any], labels_N: Tensor, tokenizer: ExampleTokenizer
+) -> Part:
+    """Tokenise a table's examples, as the kind of task reads them."""
+    return Part(table=table, examples=kind.encode(table, tokenizer), labels_N=labels_N)
 
 
 def _usual(columns: Columns) -> UsualColumns:

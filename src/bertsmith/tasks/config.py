@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import yaml
 
-TaskName = Literal["auto", "classification", "multilabel", "regression"]
+TaskName = Literal["auto", "classification", "multilabel", "regression", "embedding"]
 
 MONITORS: Mapping[str, tuple[str, ...]] = {
     "classification": (
@@ -21,6 +21,10 @@ MONITORS: Mapping[str, tuple[str, ...]] = {
         *("macro_f1", "micro_f1", "samples_f1", "weighted_f1", "exact_match"),
     ),
     "regression": ("spearman", "pearson", "mse", "mae", "loss"),
+    "embedding": (
+        *("spearman", "pearson", "mse", "mae"),
+        *("mean_reciprocal_rank", "recall_at_1", "recall_at_5", "recall_at_10", "loss"),
+    ),
 }
 """Metrics that can pick the best weights, by task; the first is what auto takes."""
 
@@ -107,6 +111,43 @@ class DecideConfig:
         """Reject what is none."""
         if self.thresholds not in ("half", "tuned"):
             raise ValueError(f"thresholds is {self.thresholds!r}; it must be half or tuned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """How texts become vectors, and what these are to be; of --task embedding."""
+
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    """mean: of a text's own tokens. cls: its first token. auto: as the model's folder says, else
+    mean."""
+
+    scale: float = 20.0
+    """Of pairs without scores: cosines are multiplied by it, one over the temperature."""
+
+    score_range: str | None = None
+    """Of scored pairs: the scores that mean a cosine of 0 and of 1, such as 0,5; others are a
+    fault. None: 0,1 if all lie there, else the lowest and the highest of the training table."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range."""
+        if self.pooling not in ("auto", "mean", "cls"):
+            raise ValueError(f"pooling is {self.pooling!r}; it must be auto, mean or cls")
+        if not 0.0 < self.scale <= 1000.0:
+            raise ValueError(f"scale is {self.scale}; it must be over 0, at most 1000")
+        _ = self.range_of_scores
+
+    @property
+    def range_of_scores(self) -> tuple[float, float] | None:
+        """The range as numbers."""
+        if self.score_range is None:
+            return None
+        try:
+            low, high = map(float, self.score_range.strip("[]() ").split(","))
+        except ValueError:
+            low = high = 0.0
+        if not -math.inf < low < high < math.inf:
+            raise ValueError(f"score_range is {self.score_range!r}; give two numbers, such as 0,5")
+        return low, high
 
 
 def known_monitors() -> tuple[str, ...]:

@@ -15,11 +15,12 @@ from typing import ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from bertsmith.data.config import TableConfig
+from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.tables import LabelledTable
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.model.objectives import Objective, ProblemType
-from bertsmith.tasks.config import DecideConfig, LossConfig
+from bertsmith.tasks.config import MONITORS, DecideConfig, LossConfig
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.windows import Merge
 
@@ -56,8 +57,24 @@ class TaskKind(ABC, Generic[LabelT]):
     has_chances: ClassVar[bool] = True
     """Whether an answer has a probability a label."""
 
+    is_apart: ClassVar[bool] = False
+    """Whether each text of a row is a sequence of its own, for `encode` and the scores."""
+
     label_separator: str | None = None
     """What stands between the labels of a text, if that has to be known to read a table."""
+
+    @property
+    def monitors(self) -> tuple[str, ...]:
+        """Metrics that can pick the best weights; the first is what auto takes."""
+        return MONITORS[self.name]
+
+    def encode(self, table: LabelledTable[LabelT], tokenizer: ExampleTokenizer) -> Examples:
+        """The sequences of a table: a row each, of one text or two."""
+        return tokenizer.encode(table.texts, table.pairs)
+
+    def sequences_of(self, rows_N: Tensor, num_rows: int) -> Tensor:
+        """Which of the sequences belong to some of a table's rows."""
+        return rows_N
 
     @abstractmethod
     def read(self, cells: LabelledTable[object], config: TableConfig) -> LabelledTable[LabelT]:

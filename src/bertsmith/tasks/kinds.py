@@ -21,5 +21,7 @@ def kind_of(problem_type: ProblemType, *, label_separator: str | None = None) ->
             return Multilabel(label_separator)
         case "regression":
             return Regression()
+        case "sentence_embedding":
+            raise AssertionError("what an embedder is scored by follows from the table")
         case "single_label_classification":
             return Classification()

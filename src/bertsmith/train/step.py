@@ -26,12 +26,14 @@ from bertsmith.train.micro_batch import (
     Cuttable,
     LoneOutOfMemoryError,
     OutOfMemoryError,
+    Part,
     cut_packs,
     give_back_memory,
     is_out_of_memory,
 )
 from bertsmith.train.optim import AdamW
 from bertsmith.train.precision import Compute
+from bertsmith.train.whole_step import first_pass, sees_whole_step, with_gradients
 
 SMALLEST_LOSS_SCALE = 2.0**-10
 """An fp16 gradient that overflows even at this scale is not finite for other reasons."""
@@ -257,6 +259,8 @@ def _backward(
     counted = world.begin_sums([sum(counts) for counts in by_sum])
     dropout_seed = dropout_seed_of(seed, step=step)
     parts = cut_packs(share.packs, max_tokens=micro_batch_tokens, world=world)
+    if sees_whole_step(parts):
+        parts = _seen_whole(strategy, parts, compute=compute, dropout_seed=dropout_seed)
     rounds = list(strategy.rounds([part.batch for part in parts]))
     mean_shares: list[Tensor] = []
 
@@ -289,6 +293,27 @@ def _backward(
         if part.pack is not None and part.pack < len(share.numbers):  # fillers come last
             by_pack[share.numbers[part.pack]] += value
     return by_pack
+
+
+def _seen_whole(
+    strategy: Strategy, parts: list[Part[BatchT]], *, compute: Compute, dropout_seed: int
+) -> list[Part[BatchT]]:
+    """The parts with the gradients of their embeddings, which a pass without backward finds.
+
+    Raises:
+        OutOfMemoryError, LoneOutOfMemoryError: As `_backward`.
+    """
+    embeddings: list[Tensor] = []
+
+    def run() -> None:
+        embeddings[:] = first_pass(strategy, parts, compute=compute, dropout_seed=dropout_seed)
+
+    did_not_fit = _ran_out_of_memory(run, compute)
+    if did_not_fit and strategy.meets_in_passes and strategy.world.size > 1:
+        raise LoneOutOfMemoryError(strategy.world.rank)
+    if strategy.world.sums([did_not_fit])[0]:
+        raise OutOfMemoryError
+    return with_gradients(strategy, parts, embeddings, compute=compute)
 
 
 def _share_of_means(nats: Tensor, counts: Sequence[float], of_all: Sequence[float]) -> Tensor:
