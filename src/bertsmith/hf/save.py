@@ -15,6 +15,7 @@ from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
+from bertsmith.model.token_classifier import TokenClassifier
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,7 +26,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer folder may hold; only the first is needed."""
 
-Model = Encoder | MaskedLM | SequenceClassifier
+Model = Encoder | MaskedLM | SequenceClassifier | TokenClassifier
 
 
 def write_model_files(
@@ -144,5 +145,7 @@ def _task_of(model: Model) -> Task:
             return "masked_lm"
         case SequenceClassifier():
             return "classifier"
+        case TokenClassifier():
+            return "token_classifier"
         case Encoder():
             return "encoder"

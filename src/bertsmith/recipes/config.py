@@ -14,6 +14,7 @@ from bertsmith.data.config import (
     Objective,
     PackingConfig,
     TableConfig,
+    WindowConfig,
     has_pairs,
 )
 from bertsmith.model.checkpointing import parse_checkpointing
@@ -141,7 +142,8 @@ class FinetuneConfig:
 
     task: TaskName = "auto"
     """classification: one class a text. multilabel: any number of labels. regression: a number.
-    auto: as the labels of `data` show, which is said."""
+    tokens: a tag a word, from CoNLL files or lists of tokens and tags. auto: as the form and the
+    labels of `data` show, which is said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -170,13 +172,14 @@ class FinetuneConfig:
 
     monitor: str = "auto"
     """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
-    text average_precision; of numbers spearman."""
+    text average_precision; of numbers spearman; of tags of spans span_f1."""
 
     patience: int | None = 6
     """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
     six are three epochs: a small model may stand still for two before it learns."""
 
     table: TableConfig = field(default_factory=TableConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     loss: LossConfig = field(default_factory=LossConfig)
