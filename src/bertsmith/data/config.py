@@ -138,6 +138,19 @@ class MaskingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowConfig:
+    """How tagged sentences that are longer than the model reads are read: in windows."""
+
+    overlap_tokens: int | None = None
+    """Tokens that a window shares with the one before, at least. None: a quarter of a window."""
+
+    def __post_init__(self) -> None:
+        """Reject what is none."""
+        if self.overlap_tokens is not None and self.overlap_tokens < 0:
+            raise ValueError(f"overlap_tokens is {self.overlap_tokens}; it must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableConfig:
     """Where the columns of a labelled table are; None means found by name."""
 

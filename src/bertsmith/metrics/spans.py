@@ -1,7 +1,7 @@
 """How well spans are found and tags are told apart, over a whole set of sentences.
 
-A span counts if its type and both its ends are right, as in conlleval and as `seqeval` counts in its
-default mode: where a tag goes on with nothing, it begins a span.
+A span counts if its type and both its ends are right, as in conlleval and in `seqeval`'s default
+mode: where a tag goes on with nothing, it begins a span.
 
 Shape legend: W words of all sentences end to end, S sentences, S1 = S + 1.
 

@@ -19,6 +19,7 @@ from bertsmith.hf.adapter import (
 from bertsmith.model.config import LoraConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of, attach, freeze_encoder
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
 
 FOLDER = "adapter"
@@ -38,7 +39,9 @@ class Lora:
     trained: tuple[str, ...]
     """Children of the model that are trained besides."""
 
-    def put_on(self, model: SequenceClassifier, checkpoint: Path | None = None) -> None:
+    def put_on(
+        self, model: SequenceClassifier | TokenClassifier, checkpoint: Path | None = None
+    ) -> None:
         """Attach adapters to the base; new ones, or a checkpoint's.
 
         Raises:
@@ -55,14 +58,16 @@ class Lora:
                 base=self.base,
             )
 
-    def write_in_checkpoint(self, folder: Path, model: SequenceClassifier) -> None:
+    def write_in_checkpoint(
+        self, folder: Path, model: SequenceClassifier | TokenClassifier
+    ) -> None:
         """Write the file that `put_on` reads."""
         write_checkpoint_file(folder, model, trained=self.trained, base_sha256=self.base_sha256)
 
     def save(
         self,
         run_folder: Path,
-        model: SequenceClassifier,
+        model: SequenceClassifier | TokenClassifier,
         *,
         labels: Sequence[str],
         write_more: Callable[[Path], None],
@@ -98,7 +103,7 @@ class Lora:
                 f"{folder}: cannot be written ({why_not_written(error, folder)})"
             ) from error
 
-    def describe(self, model: SequenceClassifier) -> str:
+    def describe(self, model: SequenceClassifier | TokenClassifier) -> str:
         """One line for the log."""
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -112,7 +117,10 @@ class Lora:
 
 
 def lora_of(
-    config: FinetuneConfig, source: Path, model: SequenceClassifier, report: LoadReport
+    config: FinetuneConfig,
+    source: Path,
+    model: SequenceClassifier | TokenClassifier,
+    report: LoadReport,
 ) -> Lora | None:
     """What a run with adapters trains; None without.
 

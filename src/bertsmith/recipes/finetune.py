@@ -11,15 +11,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.batch import LabelledBatch, StepShare
-from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
+from bertsmith.batch import StepShare
+from bertsmith.data.examples import BatchT, ExampleTokenizer, Steps, TrainingSteps
 from bertsmith.data.largest import largest_labelled
+from bertsmith.data.tagging.windows import largest_tagged
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.errors import UserError
-from bertsmith.hf import load_classifier, read_config, recover_model
+from bertsmith.hf import (
+    LoadReport,
+    load_classifier,
+    load_token_classifier,
+    read_config,
+    recover_model,
+)
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.parts import EMBEDDINGS
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
@@ -33,7 +42,7 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
+from bertsmith.recipes.finetune_run import ClassifierRun, FinetuneSummary, TaskData, loop_config
 from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
 from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
@@ -46,6 +55,8 @@ from bertsmith.recipes.ranks import (
     world_of,
 )
 from bertsmith.recipes.resume import identity_of
+from bertsmith.recipes.tagging.data import TaggingData, as_tagging, is_tagging, open_tagging
+from bertsmith.recipes.tagging.run import TaggingRun
 from bertsmith.recipes.task_data import TaskTables, as_found, encode_part, read_task_tables
 from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
 from bertsmith.recipes.training import Rig
@@ -91,8 +102,12 @@ def _finetune(
     source = Path(world.on_main(lambda: str(model_folder(config.model))))
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
-        data = open_task(config, source, at_once=at_once)
-    config = as_found(config, data.tables.kind)
+        data = open_data(config, source, at_once=at_once)
+    config = (
+        as_tagging(config, data.tables.kind)
+        if isinstance(data, TaggingData)
+        else as_found(config, data.tables.kind)
+    )
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -102,15 +117,7 @@ def _finetune(
     )
     lines: list[str] = []
     checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
-    model, report = load_classifier(
-        source if config.lora.is_on else checkpoint or source,
-        labels=data.tables.labels,
-        objective=data.tables.objective,
-        norm=config.head.norm,
-        seed=config.seed,
-        hidden_dropout_prob=config.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-    )
+    model, report = open_model(config, data, source if config.lora.is_on else checkpoint or source)
     lora = lora_of(config, source, model, report)
     if lora is not None:
         lora.put_on(model, checkpoint)
@@ -161,6 +168,7 @@ def _finetune(
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
         has_pooler=lora is not None and "pooler" not in lora.trained,
+        reads_words=isinstance(data, TaggingData),
     )
     planned = plan_run(
         lambda: finetuning_shape(config, model.encoder.config, ground, table),
@@ -186,17 +194,31 @@ def _finetune(
         interruption=interruption,
         planned=planned,
     )
-    run = FinetuneRun(
+    if isinstance(data, TaggingData):
+        assert isinstance(model, TokenClassifier)
+        tagging = TaggingRun(
+            config, rig, model, data, state,
+            vocabulary=vocabulary, identity=identity, source=source, lora=lora,
+        )  # fmt: skip
+        steps, windows, tags_W = data.steps, data.train.windows, data.train.tags_W
+        return tagging.carry_out(
+            lambda start: shares_from(steps, vocabulary, start, world),
+            settings,
+            lambda tokens: vocabulary.narrowed(
+                largest_tagged(windows, tags_W, tokens=tokens, longest=table.longest)
+            ),
+        )
+    assert isinstance(model, SequenceClassifier)
+    part, labelled_steps = data.train, data.steps
+    run = ClassifierRun(
         config, rig, model, data, state,
         vocabulary=vocabulary, identity=identity, source=source, lora=lora,
     )  # fmt: skip
     return run.carry_out(
-        lambda start: shares_from(data.steps, vocabulary, start, world),
+        lambda start: shares_from(labelled_steps, vocabulary, start, world),
         settings,
         lambda tokens: vocabulary.narrowed(
-            largest_labelled(
-                data.train.examples, data.train.labels_N, tokens=tokens, longest=table.longest
-            )
+            largest_labelled(part.examples, part.labels_N, tokens=tokens, longest=table.longest)
         ),
     )
 
@@ -210,6 +232,40 @@ def check_output(config: FinetuneConfig) -> bool:
     for name in ("model", adapters.FOLDER):
         recover_model(Path(config.output) / name)
     return True
+
+
+def open_data(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData | TaggingData:
+    """Read, check and tokenise the data, of whichever form; as `open_task`."""
+    if is_tagging(config):
+        return open_tagging(config, source, at_once=at_once)
+    return open_task(config, source, at_once=at_once)
+
+
+def open_model(
+    config: FinetuneConfig, data: TaskData | TaggingData, folder: Path
+) -> tuple[SequenceClassifier | TokenClassifier, LoadReport]:
+    """The model of a folder, with the head that the data asks for.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    if isinstance(data, TaggingData):
+        return load_token_classifier(
+            folder,
+            labels=data.tables.labels,
+            seed=config.seed,
+            hidden_dropout_prob=config.hidden_dropout_prob,
+            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        )
+    return load_classifier(
+        folder,
+        labels=data.tables.labels,
+        objective=data.tables.objective,
+        norm=config.head.norm,
+        seed=config.seed,
+        hidden_dropout_prob=config.hidden_dropout_prob,
+        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+    )
 
 
 def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData:
@@ -274,8 +330,8 @@ def fingerprint_of_tables(tables: TaskTables) -> str:
 
 
 def shares_from(
-    steps: TrainingSteps, vocabulary: Vocabulary, start: int, world: World
-) -> Iterator[StepShare[LabelledBatch]]:
+    steps: Steps[BatchT], vocabulary: Vocabulary, start: int, world: World
+) -> Iterator[StepShare[BatchT]]:
     """A rank's packs of step `start` and all after it, for the table that is trained."""
     for step in itertools.count(start):
         share = steps.share(step, rank=world.rank, num_ranks=world.size)

@@ -1,10 +1,12 @@
 """What a fine-tuning run does around its steps: judge, keep the best, save, say, sum up."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -21,6 +23,7 @@ from bertsmith.model.flops import training_flop
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import merged
 from bertsmith.model.parts import EMBEDDINGS
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.world import dealt
 from bertsmith.recipes.adapters import Lora
 from bertsmith.recipes.best_model import BestModel
@@ -31,6 +34,7 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.run_checkpoints import WrittenFirst
+from bertsmith.recipes.tagging.data import TaggedTables, TaggingData
 from bertsmith.recipes.task_data import Part, TaskTables
 from bertsmith.recipes.trained_parts import is_frozen
 from bertsmith.recipes.training import Rig, TrainingRun
@@ -161,15 +165,33 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
-class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
+ModelT = TypeVar("ModelT", bound=SequenceClassifier | TokenClassifier)
+DataT = TypeVar("DataT", bound=TaskData | TaggingData)
+
+
+class Best(Protocol):
+    """What stands beside the best weights."""
+
+    @property
+    def step(self) -> int:
+        """Of the weights."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """How they did."""
+        ...
+
+
+class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     """What happens around the steps: lines, judgements, the best model, the end."""
 
     def __init__(
         self,
         config: FinetuneConfig,
         rig: Rig,
-        model: SequenceClassifier,
-        data: TaskData,
+        model: ModelT,
+        data: DataT,
         state: RunState,
         *,
         vocabulary: Vocabulary,
@@ -185,8 +207,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self._config, self._data, self._steps = config, data, data.steps
         self._vocabulary = vocabulary
         self._source, self._lora = source, lora
-        self._best = BestModel[SequenceClassifier](self._speaker.say)
-        self._decisions = Decisions()
+        self._best = BestModel[ModelT](self._speaker.say)
 
     @property
     def written_first(self) -> Sequence[WrittenFirst]:
@@ -265,7 +286,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
 
     def _judge_and_keep(self, state: RunState) -> RunState:
         assert self._log is not None
-        scores = self._judge(state.micro_batch_tokens).by_name()
+        scores = self.judge(state.micro_batch_tokens).by_name()
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
@@ -281,12 +302,12 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
             )
         model = self._strategy.whole_model(self._model)
 
-        def write(best: SequenceClassifier) -> None:
+        def write(best: ModelT) -> None:
             self.check_folder()
             labels = self._data.tables.labels
 
             def write_more(fresh: Path) -> None:
-                self._write_beside(fresh, state.step, scores=scores)
+                self.write_beside(fresh, state.step, scores=scores)
 
             if self._lora is not None:
                 self._lora.save(self._folder, best, labels=labels, write_more=write_more)
@@ -306,33 +327,38 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         patience = self._config.patience
         return patience is not None and state.evaluations_since_best >= patience
 
-    def documents_of(self, error: BadStepError) -> str:
-        """Rows of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.batches(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
-        rows = sorted(int(row) for pack in bad for row in pack.rows_N)
-        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
-        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+    @abstractmethod
+    def judge(self, max_tokens: int | None) -> Metrics:
+        """Scores on every example of the dev part; nothing random is drawn.
 
-    def load_model(self, checkpoint: Path) -> SequenceClassifier:
+        `max_tokens` is that of one pass, as in training.
+        """
+
+    @abstractmethod
+    def new_model(self, folder: Path) -> ModelT:
+        """The model of a folder, with the run's head."""
+
+    @abstractmethod
+    def read_best(self) -> Best | None:
+        """What stands beside the best weights; None if there are none."""
+
+    @abstractmethod
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """Add to a model's folder what its weights do not say."""
+
+    def load_model(self, checkpoint: Path) -> ModelT:
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""
-        model = load_classifier(
-            checkpoint if self._lora is None else self._source,
-            labels=self._data.tables.labels,
-            objective=self._data.tables.objective,
-            norm=self._config.head.norm,
-            seed=self._config.seed,
-        )[0]
+        model = self.new_model(checkpoint if self._lora is None else self._source)
         if self._lora is not None:
             self._lora.put_on(model, checkpoint)
         return model
 
-    def write_model(self, folder: Path, model: SequenceClassifier, step: int) -> None:
+    def write_model(self, folder: Path, model: ModelT, step: int) -> None:
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(folder, merged(model), labels=self._data.tables.labels)
         if self._lora is not None:
             self._lora.write_in_checkpoint(folder, model)
-        self._write_beside(folder, step, scores={})
+        self.write_beside(folder, step, scores={})
 
     def conclude(self, outcome: Outcome) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
@@ -370,7 +396,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         """
         log = self._log
         rate = None if log is None else log.tokens_per_second
-        best = read_task(self._folder / "model") if self._world.is_main else None
+        best = self.read_best() if self._world.is_main else None
         metrics = {} if best is None else dict(best.scores)
         summary = FinetuneSummary(
             status=status,
@@ -404,7 +430,36 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         self.write_summary(asdict(summary))
         return summary
 
-    def _judge(self, max_tokens: int | None) -> Metrics:
+
+class ClassifierRun(FinetuneRun[SequenceClassifier, TaskData]):
+    """Judges by one row of scores a text."""
+
+    _decisions = Decisions()
+    """How scores became answers when the model was judged last."""
+
+    def documents_of(self, error: BadStepError) -> str:
+        """Rows of the bad pack, or of the whole step, by file and line."""
+        packs = self._steps.batches(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        rows = sorted(int(row) for pack in bad for row in pack.rows_N)
+        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
+        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+
+    def new_model(self, folder: Path) -> SequenceClassifier:
+        """The model of a folder, with the run's head."""
+        return load_classifier(
+            folder,
+            labels=self._data.tables.labels,
+            objective=self._data.tables.objective,
+            norm=self._config.head.norm,
+            seed=self._config.seed,
+        )[0]
+
+    def read_best(self) -> Task | None:
+        """What stands beside the best weights."""
+        return read_task(self._folder / "model")
+
+    def judge(self, max_tokens: int | None) -> Metrics:
         """Scores on every example of the dev part, each on one rank; nothing random is drawn.
 
         `max_tokens` is that of one pass, as in training.
@@ -433,7 +488,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
                 "the best model so far stands; try a lower --optim.learning_rate"
             ) from error
 
-    def _write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
         """The tokenizer, told how long the model's texts are, and the task."""
         tokenizer = self._data.tokenizer
         longest = {"model_max_length": self._data.longest}
@@ -450,7 +505,7 @@ class FinetuneRun(TrainingRun[SequenceClassifier, FinetuneSummary]):
         task.write(folder)
 
 
-def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
+def loop_config(config: FinetuneConfig, data: TaskData | TaggingData) -> LoopConfig:
     """The loop's budget and cadences."""
     steps = data.steps
     num_steps = config.steps or max(1, math.ceil(config.epochs * steps.steps_per_epoch))
@@ -472,13 +527,13 @@ def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
 
 
 def finetune_card(
-    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables
+    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables | TaggedTables
 ) -> ModelCard:
     """The model card of a fine-tuned model."""
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
-        task="text-classification",
+        task="token-classification" if isinstance(tables, TaggedTables) else "text-classification",
         fits_transformers=config.head.norm != "layer",
         summary=f"A BERT {tables.kind.describe(tables.labels)}, fine-tuned by bertsmith.",
         data={

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batch import MaskedBatch
-from bertsmith.data.examples import TEXTS_AT_ONCE, Examples, Steps
+from bertsmith.batch import MaskedBatch, pack
+from bertsmith.data.examples import TEXTS_AT_ONCE, Examples, Steps, packs_by_length
 from bertsmith.data.tokenizer import TextTokenizer
 
 FRAME_TOKENS = 2
@@ -48,6 +48,11 @@ class Windows:
     num_unreadable: int
     """Words of which the tokenizer leaves nothing; they are read as unknown."""
 
+    def packs(self, *, tokens_per_pack: int) -> list[list[int]]:
+        """Every window that reads a word once, by length."""
+        rows = self.words_R1.diff().nonzero().flatten().tolist()
+        return packs_by_length(self.examples.lengths_N, rows, tokens_per_pack=tokens_per_pack)
+
     def batch(self, rows: Sequence[int], tags_W: Tensor) -> tuple[MaskedBatch, Tensor]:
         """Some windows end to end with the tags of their words, and which words these are, int64.
 
@@ -63,7 +68,9 @@ class Windows:
             [torch.full((b - a,), starts[i]) for i, (a, b) in enumerate(bounds)]
         ).to(torch.int64)
         positions_M = self.positions_W[words_M] + shifts_M
-        return MaskedBatch(inputs=inputs, positions_M=positions_M, targets_M=tags_W[words_M]), words_M
+        return MaskedBatch(
+            inputs=inputs, positions_M=positions_M, targets_M=tags_W[words_M]
+        ), words_M
 
 
 class WindowTokenizer:
@@ -102,9 +109,7 @@ class WindowTokenizer:
                 ids.append(np.array([self._vocab.cls_id, *inside, self._vocab.sep_id], np.int32))
                 lengths.append(len(ids[-1]))
                 read = [
-                    p - start + 1
-                    for p, w in zip(first_pieces, window_of, strict=True)
-                    if w == i
+                    p - start + 1 for p, w in zip(first_pieces, window_of, strict=True) if w == i
                 ]
                 positions += read
                 words_R1.append(len(positions))
@@ -203,3 +208,22 @@ class TaggingSteps(Steps[MaskedBatch]):
 
     def _batch(self, rows: list[int]) -> MaskedBatch:
         return self._windows.batch(rows, self._tags_W)[0]
+
+
+def largest_tagged(windows: Windows, tags_W: Tensor, *, tokens: int, longest: int) -> MaskedBatch:
+    """A pack that needs as much memory as any: each of its tokens is a word.
+
+    Args:
+        windows: Whose tokens occur.
+        tags_W: Whose tags occur.
+        tokens: In the pack.
+        longest: Of a window: all have as many, but for the last.
+    """
+    known_T = windows.examples.input_ids_T
+    ids_T = known_T[torch.arange(tokens) % len(known_T)]
+    inputs = pack(list(torch.split(ids_T, longest)))
+    return MaskedBatch(
+        inputs=inputs,
+        positions_M=torch.arange(tokens),
+        targets_M=tags_W[torch.arange(tokens) % len(tags_W)],
+    )
