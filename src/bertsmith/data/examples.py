@@ -247,7 +247,7 @@ class TrainingSteps(Steps[LabelledBatch]):
         at_once: int = 1,
         weights_N: Tensor | None = None,
     ) -> None:
-        """As `Steps`, and:
+        """As `Steps`.
 
         Args:
             examples: The training part.

@@ -22,6 +22,8 @@ from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
 from bertsmith.recipes.config import EvaluateConfig
 from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
 from bertsmith.recipes.predictions import check_output
+from bertsmith.recipes.tagging.evaluate import evaluate_tagger
+from bertsmith.recipes.tagging.task import is_tagger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +56,13 @@ def main(config: EvaluateConfig) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
-    """Score every row of the table.
+    """Score every row of the table, or every sentence if the model tags words.
 
     Raises:
         UserError: The model or the table cannot be used, or the mistakes cannot be written.
     """
+    if is_tagger(config.model):
+        return _of_tagger(config)
     if config.errors is not None:
         check_output(
             Path(config.errors),
@@ -110,6 +114,20 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         num_cut=num_cut,
         skipped_rows=table.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
+    )
+
+
+def _of_tagger(config: EvaluateConfig) -> Evaluation:
+    found = evaluate_tagger(config)
+    return Evaluation(
+        model=config.model,
+        adapter=None,
+        data=config.data,
+        metrics=found.metrics,
+        intervals=found.intervals,
+        num_cut=0,
+        skipped_rows=found.skipped_rows,
+        seconds=found.seconds,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertsmith.batch import StepShare
+from bertsmith.checkpoint.state import RunState
 from bertsmith.data.examples import BatchT, ExampleTokenizer, Steps, TrainingSteps
 from bertsmith.data.largest import largest_labelled
 from bertsmith.data.tagging.windows import largest_tagged
@@ -42,7 +43,13 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.finetune_run import ClassifierRun, FinetuneSummary, TaskData, loop_config
+from bertsmith.recipes.finetune_run import (
+    Aside,
+    ClassifierRun,
+    FinetuneSummary,
+    TaskData,
+    loop_config,
+)
 from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
 from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
@@ -63,6 +70,7 @@ from bertsmith.recipes.training import Rig
 from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
 from bertsmith.report.run_lock import RunLock
 from bertsmith.train.interruption import Interruption, catch_signals
+from bertsmith.train.loop import LoopConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
@@ -103,11 +111,7 @@ def _finetune(
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
         data = open_data(config, source, at_once=at_once)
-    config = (
-        as_tagging(config, data.tables.kind)
-        if isinstance(data, TaggingData)
-        else as_found(config, data.tables.kind)
-    )
+    config = found_in(config, data)
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -194,31 +198,42 @@ def _finetune(
         interruption=interruption,
         planned=planned,
     )
+    aside = Aside(vocabulary=vocabulary, identity=identity, source=source, lora=lora)
+    return _carry_out(config, rig, model, data, state, settings=settings, aside=aside, world=world)
+
+
+def _carry_out(
+    config: FinetuneConfig,
+    rig: Rig,
+    model: SequenceClassifier | TokenClassifier,
+    data: TaskData | TaggingData,
+    state: RunState,
+    *,
+    settings: LoopConfig,
+    aside: Aside,
+    world: World,
+) -> FinetuneSummary:
+    """Make the run of the data's kind, and let it train."""
+    vocabulary, longest = aside.vocabulary, data.longest_example
     if isinstance(data, TaggingData):
         assert isinstance(model, TokenClassifier)
-        tagging = TaggingRun(
-            config, rig, model, data, state,
-            vocabulary=vocabulary, identity=identity, source=source, lora=lora,
-        )  # fmt: skip
+        tagging = TaggingRun(config, rig, model, data, state, aside=aside)
         steps, windows, tags_W = data.steps, data.train.windows, data.train.tags_W
         return tagging.carry_out(
             lambda start: shares_from(steps, vocabulary, start, world),
             settings,
             lambda tokens: vocabulary.narrowed(
-                largest_tagged(windows, tags_W, tokens=tokens, longest=table.longest)
+                largest_tagged(windows, tags_W, tokens=tokens, longest=longest)
             ),
         )
     assert isinstance(model, SequenceClassifier)
     part, labelled_steps = data.train, data.steps
-    run = ClassifierRun(
-        config, rig, model, data, state,
-        vocabulary=vocabulary, identity=identity, source=source, lora=lora,
-    )  # fmt: skip
+    run = ClassifierRun(config, rig, model, data, state, aside=aside)
     return run.carry_out(
         lambda start: shares_from(labelled_steps, vocabulary, start, world),
         settings,
         lambda tokens: vocabulary.narrowed(
-            largest_labelled(part.examples, part.labels_N, tokens=tokens, longest=table.longest)
+            largest_labelled(part.examples, part.labels_N, tokens=tokens, longest=longest)
         ),
     )
 
@@ -239,6 +254,13 @@ def open_data(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
     if is_tagging(config):
         return open_tagging(config, source, at_once=at_once)
     return open_task(config, source, at_once=at_once)
+
+
+def found_in(config: FinetuneConfig, data: TaskData | TaggingData) -> FinetuneConfig:
+    """The config with what `auto` came to."""
+    if isinstance(data, TaggingData):
+        return as_tagging(config, data.tables.kind)
+    return as_found(config, data.tables.kind)
 
 
 def open_model(

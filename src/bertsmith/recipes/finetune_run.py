@@ -169,6 +169,18 @@ ModelT = TypeVar("ModelT", bound=SequenceClassifier | TokenClassifier)
 DataT = TypeVar("DataT", bound=TaskData | TaggingData)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """What a run has beside model, data and rig."""
+
+    vocabulary: Vocabulary
+    identity: Identity
+    source: Path
+    """Folder of the model that the run began with."""
+
+    lora: Lora | None
+
+
 class Best(Protocol):
     """What stands beside the best weights."""
 
@@ -194,19 +206,13 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         data: DataT,
         state: RunState,
         *,
-        vocabulary: Vocabulary,
-        identity: Identity,
-        source: Path,
-        lora: Lora | None,
+        aside: Aside,
     ) -> None:
-        """Nothing is written yet.
-
-        `source` is the folder of the model that the run began with.
-        """
-        super().__init__(rig, model, state, identity=identity, settings=config)
+        """Nothing is written yet."""
+        super().__init__(rig, model, state, identity=aside.identity, settings=config)
         self._config, self._data, self._steps = config, data, data.steps
-        self._vocabulary = vocabulary
-        self._source, self._lora = source, lora
+        self._vocabulary = aside.vocabulary
+        self._source, self._lora = aside.source, aside.lora
         self._best = BestModel[ModelT](self._speaker.say)
 
     @property
@@ -439,9 +445,9 @@ class ClassifierRun(FinetuneRun[SequenceClassifier, TaskData]):
 
     def documents_of(self, error: BadStepError) -> str:
         """Rows of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.batches(error.step)
+        packs = self._steps.packs(error.step)
         bad = packs if error.pack is None else [packs[error.pack]]
-        rows = sorted(int(row) for pack in bad for row in pack.rows_N)
+        rows = sorted(row for pack in bad for row in pack)
         shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
         return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 

@@ -30,6 +30,8 @@ from bertsmith.recipes.predictions import (
     check_output,
     prediction_file,
 )
+from bertsmith.recipes.tagging.predict import predict_tags
+from bertsmith.recipes.tagging.task import is_tagger
 
 ROWS_PER_WINDOW = 4096
 
@@ -85,6 +87,9 @@ def predict(config: PredictConfig) -> PredictSummary:
         UserError: The model, the table or the output cannot be used. The output then does not
             exist, or is what it was.
     """
+    if is_tagger(config.model):
+        num_sentences, seconds = predict_tags(config)
+        return PredictSummary(num_rows=num_sentences, num_cut=0, skipped_rows=0, seconds=seconds)
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
     classifiers, predicted = _open_classifiers(config)

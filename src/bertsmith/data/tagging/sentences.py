@@ -214,8 +214,7 @@ def _of_spans(
         raise _FaultError("the text is missing or empty")
     if LONE_SURROGATE.search(text):
         raise _FaultError("the text holds half a surrogate pair")
-    if given is None:
-        given = []
+    given = [] if given is None else given
     if not isinstance(given, list):
         raise _FaultError("the spans are no list")
     spans = sorted(_span(one, text) for one in given)
@@ -225,6 +224,22 @@ def _of_spans(
     bounds = tuple(split(text))
     if not bounds:
         raise _FaultError("the text has no words")
+    return Sentence(
+        words=tuple(text[a:b] for a, b in bounds),
+        tags=_tags_of(spans, bounds, text, widened),
+        lines=(line,) * len(bounds),
+        text=text,
+        bounds=bounds,
+    )
+
+
+def _tags_of(
+    spans: Sequence[tuple[int, int, str]],
+    bounds: Sequence[tuple[int, int]],
+    text: str,
+    widened: list[int],
+) -> tuple[str, ...]:
+    """Tags in IOB2 of the words that spans touch."""
     tags = ["O"] * len(bounds)
     for start, end, kind in spans:
         inside = [i for i, (a, b) in enumerate(bounds) if a < end and start < b]
@@ -235,13 +250,7 @@ def _of_spans(
         widened[0] += bounds[inside[0]][0] < start or end < bounds[inside[-1]][1]
         for i in inside:
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{kind}"
-    return Sentence(
-        words=tuple(text[a:b] for a, b in bounds),
-        tags=tuple(tags),
-        lines=(line,) * len(bounds),
-        text=text,
-        bounds=bounds,
-    )
+    return tuple(tags)
 
 
 def _span(one: object, text: str) -> tuple[int, int, str]:

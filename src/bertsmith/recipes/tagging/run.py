@@ -28,7 +28,7 @@ class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
         bad = packs if error.pack is None else [packs[error.pack]]
         part = self._data.train
         rows = torch.tensor(sorted(row for pack in bad for row in pack))
-        numbers = part.windows.sentences_R[rows].unique().tolist()
+        numbers = sorted(set(part.windows.sentences_R[rows].tolist()))
         shown = ", ".join(f"{part.path}:{part.table[number].lines[0]}" for number in numbers[:5])
         return shown + (f" and {len(numbers) - 5:,} more" if len(numbers) > 5 else "")
 
