@@ -121,7 +121,7 @@ class PairTargets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedBatch:
-    """A pack with some tokens hidden, and what they were."""
+    """A pack, and what is to be said at some of its tokens: which one is hidden there, or a tag."""
 
     inputs: PackedBatch
 
@@ -129,7 +129,7 @@ class MaskedBatch:
     """Where to predict, ascending, int64. Sparse: no grid of -100."""
 
     targets_M: Tensor
-    """The token ids that stood there, int64."""
+    """The token ids that stood there, or the ids of tags, int64."""
 
     pairs: PairTargets | None = None
     """What is asked of whole sequences; None where nothing ever is."""
@@ -141,7 +141,7 @@ class MaskedBatch:
 
     @property
     def num_targets(self) -> int:
-        """Tokens to predict."""
+        """Places to predict at."""
         return len(self.targets_M)
 
     @property

@@ -23,7 +23,7 @@ from bertsmith.metrics import ClassificationMetrics
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import FinetuneRun, rank_of
+from bertsmith.recipes.finetune_run import TextRun, rank_of
 from bertsmith.recipes.predict import predict
 from bertsmith.train.config import GuardConfig, OptimConfig
 from bertsmith.train.guard import BadStepError
@@ -222,18 +222,18 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
 ) -> None:
     straight = settings(tiny_encoder_folder, table, tmp_path / "straight", epochs=2, parts=parts)
     finetune(straight)
-    original = FinetuneRun.on_report
+    original = TextRun.on_report
 
-    def stop(run: FinetuneRun, report: Any, state: Any, progress: float) -> None:
+    def stop(run: TextRun, report: Any, state: Any, progress: float) -> None:
         original(run, report, state, progress)
         if state.step == stop_after:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(FinetuneRun, "on_report", stop)
+    monkeypatch.setattr(TextRun, "on_report", stop)
     stopped = settings(tiny_encoder_folder, table, tmp_path / "stopped", epochs=2, parts=parts)
     assert main(stopped) == 75
     assert summary_of(tmp_path / "stopped")["status"] == "interrupted"
-    monkeypatch.setattr(FinetuneRun, "on_report", original)
+    monkeypatch.setattr(TextRun, "on_report", original)
     again = settings(
         tiny_encoder_folder, table, tmp_path / "stopped", epochs=2, resume=True, parts=parts
     )
@@ -309,7 +309,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     steps: int,
 ) -> None:
     judgements = iter([0.5, 0.9, 0.4, 0.8, 0.7, 0.6, 0.5])
-    monkeypatch.setattr(FinetuneRun, "_judge", lambda run, limit: scores(next(judgements)))
+    monkeypatch.setattr(TextRun, "_judge", lambda run, limit: scores(next(judgements)))
     output = tmp_path / "run"
     config = settings(
         tiny_encoder_folder, table, output, monitor=monitor, patience=2, eval_every_steps=2
@@ -322,7 +322,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
         tiny_encoder_folder, table, tmp_path / "other", eval_every_steps=2, patience=None
     )
     monkeypatch.setattr(
-        FinetuneRun,
+        TextRun,
         "_judge",
         lambda run, limit: scores(1.0 if run.state.step == best_step else 0.0),
     )

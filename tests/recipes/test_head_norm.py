@@ -20,7 +20,7 @@ from bertsmith.model.head_norm import BatchNorm
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import FinetuneRun
+from bertsmith.recipes.finetune_run import TextRun
 from bertsmith.recipes.predict import predict
 from bertsmith.train.config import OptimConfig
 
@@ -102,17 +102,17 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     norm: HeadNorm,
 ) -> None:
     finetune(settings(tiny_encoder_folder, table, tmp_path / "straight", norm, epochs=2))
-    original = FinetuneRun.on_report
+    original = TextRun.on_report
 
-    def stop(run: FinetuneRun, report: Any, state: Any, progress: float) -> None:
+    def stop(run: TextRun, report: Any, state: Any, progress: float) -> None:
         original(run, report, state, progress)
         if state.step == 9:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(FinetuneRun, "on_report", stop)
+    monkeypatch.setattr(TextRun, "on_report", stop)
     stopped = settings(tiny_encoder_folder, table, tmp_path / "stopped", norm, epochs=2)
     assert main(stopped) == 75
-    monkeypatch.setattr(FinetuneRun, "on_report", original)
+    monkeypatch.setattr(TextRun, "on_report", original)
     resumed = settings(
         tiny_encoder_folder, table, tmp_path / "stopped", norm, epochs=2, resume=True
     )

@@ -17,7 +17,7 @@ from bertsmith.model.config import LORA_TARGETS, HeadConfig, LoraConfig
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import FinetuneRun
+from bertsmith.recipes.finetune_run import TextRun
 from bertsmith.train.config import GuardConfig, OptimConfig
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.step import train_step
@@ -111,16 +111,16 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
 ) -> None:
     more = {"lora": {"dropout": 0.1}, "parts": {"layer_decay": 0.8}}
     finetune(settings(tiny_encoder_folder, table, tmp_path / "straight", **more))
-    original = FinetuneRun.on_report
+    original = TextRun.on_report
 
-    def stop(run: FinetuneRun, report: Any, state: Any, progress: float) -> None:
+    def stop(run: TextRun, report: Any, state: Any, progress: float) -> None:
         original(run, report, state, progress)
         if state.step == stop_after:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(FinetuneRun, "on_report", stop)
+    monkeypatch.setattr(TextRun, "on_report", stop)
     assert main(settings(tiny_encoder_folder, table, tmp_path / "stopped", **more)) == 75
-    monkeypatch.setattr(FinetuneRun, "on_report", original)
+    monkeypatch.setattr(TextRun, "on_report", original)
     finetune(settings(tiny_encoder_folder, table, tmp_path / "stopped", **more, resume=True))
     for file in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
         one, two = (load_file(tmp_path / name / file) for name in ("straight", "stopped"))

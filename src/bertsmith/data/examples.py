@@ -5,15 +5,19 @@ An example is a text or a pair, or, of one that is longer than the model reads, 
 Shape legend: T tokens of all examples end to end, N examples, N1 = N + 1.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
-from bertsmith.batch import LabelledBatch, PackedBatch, StepShare, pack
+from bertsmith.batch import LabelledBatch, MaskedBatch, PackedBatch, StepShare, pack
+
+BatchT = TypeVar("BatchT", LabelledBatch, MaskedBatch)
 
 TEXTS_AT_ONCE = 2048
 """Texts handed to the tokenizer in one call: bounds the memory of its bulky answers."""
@@ -204,7 +208,7 @@ def even_packs(
         num_packs += at_once
 
 
-class TrainingSteps:
+class Steps(ABC, Generic[BatchT]):
     """What each optimizer step sees: a pure function of (seed, step).
 
     Every epoch is a new order of all examples, cut into steps whose sizes differ by one at most,
@@ -214,30 +218,26 @@ class TrainingSteps:
     def __init__(
         self,
         examples: Examples,
-        labels_N: Tensor,
         *,
         examples_per_step: int,
         tokens_per_pack: int,
         seed: int,
         at_once: int = 1,
-        weights_N: Tensor | None = None,
     ) -> None:
         """Nothing is computed yet.
 
         Args:
             examples: The training part.
-            labels_N: Their targets, as in `LabelledBatch`.
             examples_per_step: Most examples behind one step.
             tokens_per_pack: Most tokens in one forward and backward pass.
             seed: The order follows from it.
             at_once: Devices among which a step's packs are shared out.
-            weights_N: Weights of the loss's terms, as in `LabelledBatch`.
         """
-        self._at_once, self._weights_N = at_once, weights_N
-        self._examples, self._labels_N = examples, labels_N
+        self._at_once = at_once
+        self._examples = examples
         self._tokens_per_pack = tokens_per_pack
         self._seed = seed
-        self._order: tuple[int, Tensor] = (-1, labels_N)
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
         self._num_rows = len(examples)
         self.steps_per_epoch = -(-len(examples) // examples_per_step)
 
@@ -251,37 +251,75 @@ class TrainingSteps:
         start, end = ((position + i) * self._num_rows // self.steps_per_epoch for i in (0, 1))
         return [int(r) for r in self._order[1][start:end]]
 
-    def batches(self, step: int) -> list[LabelledBatch]:
+    def batches(self, step: int) -> list[BatchT]:
         """The packs of one step, counted from 0."""
         return list(self.share(step, rank=0, num_ranks=1).packs)
 
-    def share(self, step: int, *, rank: int, num_ranks: int) -> StepShare[LabelledBatch]:
+    def share(self, step: int, *, rank: int, num_ranks: int) -> StepShare[BatchT]:
         """A rank's packs of one step, counted from 0."""
-        packs = even_packs(
-            self._examples.lengths_N,
-            self.rows(step),
-            tokens_per_pack=self._tokens_per_pack,
-            at_once=self._at_once,
-        )
+        packs = self.packs(step)
         lengths = [int(self._examples.lengths_N[some].sum()) for some in packs]
         numbers = range(rank, len(packs), num_ranks)
-        mine: list[LabelledBatch] = []
+        mine: list[BatchT] = []
         for number in numbers:
             batch = self._batch(packs[number])
             first_row = sum(lengths[:number])
             mine.append(replace(batch, inputs=replace(batch.inputs, first_row=first_row)))
         if len(mine) < -(-len(packs) // num_ranks):
-            mine.append(self._filler(packs[0][-1]))
+            mine.append(self._batch([packs[0][-1]]).filler())
         return StepShare(packs=mine, numbers=numbers, num_packs=len(packs))
 
-    def alone(self, batch: LabelledBatch) -> LabelledBatch:
+    def alone(self, batch: BatchT) -> BatchT:
         """The batch as a step of its own."""
         return batch
 
-    def _filler(self, row: int) -> LabelledBatch:
-        """An example that is computed and not counted."""
-        batch = self._batch([row])
-        return replace(batch, rows_N=batch.rows_N[:0])
+    def packs(self, step: int) -> list[list[int]]:
+        """The examples of each pack of one step, counted from 0."""
+        return even_packs(
+            self._examples.lengths_N,
+            self.rows(step),
+            tokens_per_pack=self._tokens_per_pack,
+            at_once=self._at_once,
+        )
+
+    @abstractmethod
+    def _batch(self, rows: list[int]) -> BatchT:
+        """A pack of some examples with what is to be learned from them."""
+
+
+class TrainingSteps(Steps[LabelledBatch]):
+    """Steps of texts that have a target each."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        labels_N: Tensor,
+        *,
+        examples_per_step: int,
+        tokens_per_pack: int,
+        seed: int,
+        at_once: int = 1,
+        weights_N: Tensor | None = None,
+    ) -> None:
+        """As `Steps`.
+
+        Args:
+            examples: The training part.
+            labels_N: Their targets, as in `LabelledBatch`.
+            examples_per_step: Most examples behind one step.
+            tokens_per_pack: Most tokens in one forward and backward pass.
+            seed: The order follows from it.
+            at_once: Devices among which a step's packs are shared out.
+            weights_N: Weights of the loss's terms, as in `LabelledBatch`.
+        """
+        super().__init__(
+            examples,
+            examples_per_step=examples_per_step,
+            tokens_per_pack=tokens_per_pack,
+            seed=seed,
+            at_once=at_once,
+        )
+        self._labels_N, self._weights_N = labels_N, weights_N
 
     def _batch(self, rows: list[int]) -> LabelledBatch:
         batch = labelled_batch(self._examples, self._labels_N, rows)

@@ -10,7 +10,7 @@ What reads a config alone needs no torch, so the rest is imported when it is ask
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.hf.config_json import parse_config, read_config, read_labels
+from bertsmith.hf.config_json import parse_config, read_config, read_labels, tags_tokens
 
 if TYPE_CHECKING:
     from bertsmith.hf.hub import resolve
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         load_encoder,
         load_masked_lm,
         load_paired_lm,
+        load_token_classifier,
     )
     from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
     from bertsmith.hf.stored_model import LoadReport
@@ -31,6 +32,7 @@ _PLACES = {
     "load_encoder": "load",
     "load_masked_lm": "load",
     "load_paired_lm": "load",
+    "load_token_classifier": "load",
     "TOKENIZER_FILES": "save",
     "recover_model": "save",
     "save_model": "save",
@@ -47,12 +49,14 @@ __all__ = [
     "load_encoder",
     "load_masked_lm",
     "load_paired_lm",
+    "load_token_classifier",
     "parse_config",
     "read_config",
     "read_labels",
     "recover_model",
     "resolve",
     "save_model",
+    "tags_tokens",
     "write_model_files",
 ]
 

@@ -27,6 +27,7 @@ from bertsmith.hf.weights import open_safetensors, read_metadata, write_weights
 from bertsmith.model.config import LORA_TARGETS, LoraConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of
+from bertsmith.model.token_classifier import TokenClassifier
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -77,7 +78,7 @@ def base_fingerprint(model: nn.Module, *, trained: Sequence[str]) -> str:
 
 def write_adapter(
     folder: Path,
-    model: SequenceClassifier,
+    model: SequenceClassifier | TokenClassifier,
     config: LoraConfig,
     *,
     trained: Sequence[str],
@@ -109,9 +110,9 @@ def write_adapter(
             tensors.append((PREFIX + theirs, parameter))
             saved[theirs.removeprefix("bert.").partition(".")[0]] = True
     alpha = config.scale * config.rank
-    content = {
+    content: dict[str, object] = {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS",
+        "task_type": "TOKEN_CLS" if isinstance(model, TokenClassifier) else "SEQ_CLS",
         "base_model_name_or_path": about.base,
         "r": config.rank,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,

@@ -30,13 +30,14 @@ OWN_MODEL_TYPE = "bertsmith-bert"
 """The model type of a BERT with a head that `transformers` has not: it refuses what it does not
 know, where under its own name it would leave part of the head out and give other scores."""
 
-Task = Literal["encoder", "masked_lm", "paired_lm", "classifier"]
+Task = Literal["encoder", "masked_lm", "paired_lm", "classifier", "token_classifier"]
 
 _ARCHITECTURES: dict[Task, str] = {
     "encoder": "BertModel",
     "masked_lm": "BertForMaskedLM",
     "paired_lm": "BertForPreTraining",
     "classifier": "BertForSequenceClassification",
+    "token_classifier": "BertForTokenClassification",
 }
 
 _INTEGERS = (
@@ -115,6 +116,12 @@ def read_problem_type(folder: Path) -> str | None:
     return None if value is None else str(value)
 
 
+def tags_tokens(folder: Path) -> bool:
+    """Whether a saved model says of itself that its head gives every token a tag."""
+    named = _read_json(folder / CONFIG_NAME).get("architectures")
+    return isinstance(named, list) and _ARCHITECTURES["token_classifier"] in named
+
+
 def is_own_model_type(folder: Path) -> bool:
     """Whether a saved model says of itself that `transformers` cannot compute it."""
     return _read_json(folder / CONFIG_NAME).get("model_type") == OWN_MODEL_TYPE
@@ -178,11 +185,12 @@ def config_json(
         config: The encoder.
         task: Which class of theirs the weights belong to.
         labels: Class names in the order of their ids; a classifier's, None for others.
-        problem_type: What the classifier's scores mean: `transformers` picks the loss by it, and
-            what its pipeline makes of the scores.
+        problem_type: What a classifier's scores of texts mean: `transformers` picks the loss by it,
+            and what its pipeline makes of the scores.
         fits_transformers: False if no class of theirs computes this model; they then refuse it.
     """
-    assert (labels is not None) == (task == "classifier"), "a classifier has labels, no other does"
+    has_labels = task in ("classifier", "token_classifier")
+    assert (labels is not None) == has_labels, "a classifier has labels, no other does"
     architecture = _ARCHITECTURES[task]
     content: dict[str, object] = {
         "architectures": [architecture if fits_transformers else f"Bertsmith{architecture}"],
@@ -195,6 +203,7 @@ def config_json(
     if labels is not None:
         content["id2label"] = {str(i): name for i, name in enumerate(labels)}
         content["label2id"] = {name: i for i, name in enumerate(labels)}
+    if task == "classifier":
         content["problem_type"] = problem_type
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 

@@ -17,6 +17,7 @@ from bertsmith.hf.config_json import (
     read_head_dropout,
     read_labels,
     read_problem_type,
+    tags_tokens,
 )
 from bertsmith.hf.head import check_fold, open_head
 from bertsmith.hf.hub import resolve
@@ -25,6 +26,7 @@ from bertsmith.model.config import EncoderConfig, HeadNorm
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
 from bertsmith.model.objectives import CrossEntropy, Objective, ProblemType, plain_objective
+from bertsmith.model.token_classifier import TokenClassifier
 
 
 def load_encoder(
@@ -178,6 +180,53 @@ def load_classifier(
     return model, replace(report, remarks=remarks)
 
 
+def load_token_classifier(
+    where: str | Path,
+    *,
+    labels: Sequence[str] | None,
+    seed: int = 0,
+    hidden_dropout_prob: float | None = None,
+    attention_probs_dropout_prob: float | None = None,
+) -> tuple[TokenClassifier, LoadReport]:
+    """An encoder with a classifier of words.
+
+    Args:
+        where: A model folder or a hub name.
+        labels: Names of the tags, in the order of their ids. A stored head is kept if it was
+            trained for just these, else it is new. None asks for the stored head as it is.
+        seed: A new head follows from it.
+        hidden_dropout_prob: Overrides the checkpoint's.
+        attention_probs_dropout_prob: Overrides the checkpoint's.
+
+    Raises:
+        UserError: As for `load_encoder`; also if labels is None and there is no such head.
+    """
+    folder = resolve(where)
+    config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
+    checkpoint = StoredModel.open(folder, config)
+    num_stored = checkpoint.rows_of("classifier.weight") if tags_tokens(folder) else None
+    keep_head = labels is None
+    if labels is None:
+        if num_stored is None:
+            raise UserError(
+                f"{folder}: holds no classifier of words; run `bertsmith finetune --task tokens` "
+                "first"
+            )
+        labels = read_labels(folder, num_labels=num_stored)
+    elif num_stored is not None:
+        keep_head = _has_names(labels, folder, num_stored)
+    with torch.random.fork_rng(devices=[]):
+        model = TokenClassifier(config, num_labels=len(labels))
+    report = checkpoint.fill(
+        model,
+        parts=(("classifier",),),
+        unwanted=() if keep_head else ("classifier",),
+        seed=seed,
+    )
+    remarks = _remarks_on_head(folder, config, report, stored="none", norm="none")
+    return model, replace(report, remarks=remarks)
+
+
 def check_vocabulary(config: EncoderConfig, *, num_tokens: int, where: str) -> None:
     """Refuse a tokenizer that can give ids the model has no embedding for.
 
@@ -237,6 +286,11 @@ def _is_head_for(
         return False
     if problem_type == REGRESSION:  # the name of a number says nothing about it
         return num_stored == 1
+    return _has_names(labels, folder, num_stored)
+
+
+def _has_names(labels: Sequence[str], folder: Path, num_stored: int) -> bool:
+    """Whether a stored head's classes have just these names, in this order."""
     try:
         return read_labels(folder, num_labels=num_stored) == tuple(labels)
     except UserError:  # names that cannot be used belong to a head that is replaced

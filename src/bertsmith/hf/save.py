@@ -16,6 +16,7 @@ from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
+from bertsmith.model.token_classifier import TokenClassifier
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -26,7 +27,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer folder may hold; only the first is needed."""
 
-Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder
+Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder | TokenClassifier
 
 
 def write_model_files(
@@ -147,5 +148,7 @@ def _task_of(model: Model) -> Task:
             return "masked_lm"
         case SequenceClassifier():
             return "classifier"
+        case TokenClassifier():
+            return "token_classifier"
         case Encoder() | SentenceEmbedder():
             return "encoder"

@@ -21,6 +21,7 @@ from bertsmith.hf.adapter import (
 from bertsmith.model.config import LoraConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of, attach, freeze_encoder
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
 
 FOLDER = "adapter"
@@ -40,7 +41,9 @@ class Lora:
     trained: tuple[str, ...]
     """Children of the model that are trained besides."""
 
-    def put_on(self, model: SequenceClassifier, checkpoint: Path | None = None) -> None:
+    def put_on(
+        self, model: SequenceClassifier | TokenClassifier, checkpoint: Path | None = None
+    ) -> None:
         """Attach adapters to the base; new ones, or a checkpoint's.
 
         Raises:
@@ -57,14 +60,16 @@ class Lora:
                 base=self.base,
             )
 
-    def write_in_checkpoint(self, folder: Path, model: SequenceClassifier) -> None:
+    def write_in_checkpoint(
+        self, folder: Path, model: SequenceClassifier | TokenClassifier
+    ) -> None:
         """Write the file that `put_on` reads."""
         write_checkpoint_file(folder, model, trained=self.trained, base_sha256=self.base_sha256)
 
     def save(
         self,
         run_folder: Path,
-        model: SequenceClassifier,
+        model: SequenceClassifier | TokenClassifier,
         *,
         labels: Sequence[str],
         write_more: Callable[[Path], None],
@@ -102,7 +107,7 @@ class Lora:
 
     def describe(self, model: nn.Module) -> str:
         """One line for the log."""
-        assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
+        assert isinstance(model, SequenceClassifier | TokenClassifier), "adapters are on a head"
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in model.parameters()) - low_rank
@@ -115,7 +120,10 @@ class Lora:
 
 
 def lora_of(
-    config: FinetuneConfig, source: Path, model: SequenceClassifier, report: LoadReport
+    config: FinetuneConfig,
+    source: Path,
+    model: SequenceClassifier | TokenClassifier,
+    report: LoadReport,
 ) -> Lora | None:
     """What a run with adapters trains; None without.
 
@@ -151,7 +159,7 @@ def lora_on(
 
     None for a model that takes none.
     """
-    if not isinstance(model, SequenceClassifier):
+    if not isinstance(model, SequenceClassifier | TokenClassifier):
         return None
     lora = lora_of(config, source, model, report)
     if lora is not None:

@@ -185,8 +185,9 @@ class FinetuneConfig:
 
     task: TaskName = "auto"
     """classification: one class a text. multilabel: any number of labels. regression: a number.
-    embedding: a vector a text, from pairs. auto: one of the first three, as the labels of `data`
-    show, which is said."""
+    tokens: a tag a word, from CoNLL files or lists of tokens and tags. embedding: a vector a text,
+    from pairs. auto: one of the first four, as the form and the labels of `data` show, which is
+    said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -216,7 +217,7 @@ class FinetuneConfig:
 
     monitor: str = "auto"
     """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
-    text average_precision; of numbers spearman."""
+    text average_precision; of numbers spearman; of tags of spans span_f1."""
 
     patience: int | None = 6
     """Evaluations without a better `monitor` before training stops; None: never. At two an epoch

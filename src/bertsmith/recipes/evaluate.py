@@ -25,6 +25,8 @@ from bertsmith.recipes.config import EvaluateConfig
 from bertsmith.recipes.embed import is_embedder, open_embedder
 from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
 from bertsmith.recipes.predictions import check_output
+from bertsmith.recipes.tagging.evaluate import evaluate_tagger
+from bertsmith.recipes.tagging.task import is_tagger
 from bertsmith.tasks.config import EmbeddingConfig
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.embedding import embedding_kind
@@ -60,11 +62,13 @@ def main(config: EvaluateConfig) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
-    """Score every row of the table.
+    """Score every row of the table, or every sentence if the model tags words.
 
     Raises:
         UserError: The model or the table cannot be used, or the mistakes cannot be written.
     """
+    if is_tagger(config.model):
+        return _of_tagger(config)
     if config.errors is not None:
         check_output(
             Path(config.errors),
@@ -156,6 +160,20 @@ def _evaluate_embedder(config: EvaluateConfig) -> Evaluation:
         num_cut=examples.num_cut,
         skipped_rows=table.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
+    )
+
+
+def _of_tagger(config: EvaluateConfig) -> Evaluation:
+    found = evaluate_tagger(config)
+    return Evaluation(
+        model=config.model,
+        adapter=None,
+        data=config.data,
+        metrics=found.metrics,
+        intervals=found.intervals,
+        num_cut=0,
+        skipped_rows=found.skipped_rows,
+        seconds=found.seconds,
     )
 
 

@@ -12,17 +12,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.batch import LabelledBatch, StepShare
-from bertsmith.data.examples import ExampleTokenizer, TrainingSteps
+from bertsmith.batch import StepShare
+from bertsmith.checkpoint.state import RunState
+from bertsmith.data.examples import BatchT, ExampleTokenizer, Steps, TrainingSteps
 from bertsmith.data.largest import largest_labelled
 from bertsmith.data.pair_steps import PairSteps
+from bertsmith.data.tagging.windows import largest_tagged
 from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.data.windows import overlap_of
 from bertsmith.errors import UserError
-from bertsmith.hf import read_config, recover_model
+from bertsmith.hf import LoadReport, load_token_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.parts import EMBEDDINGS
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
@@ -36,7 +39,13 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.finetune_run import FinetuneRun, FinetuneSummary, TaskData, loop_config
+from bertsmith.recipes.finetune_run import (
+    Aside,
+    FinetuneSummary,
+    TaskData,
+    TextRun,
+    loop_config,
+)
 from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
 from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
@@ -49,6 +58,8 @@ from bertsmith.recipes.ranks import (
     world_of,
 )
 from bertsmith.recipes.resume import identity_of
+from bertsmith.recipes.tagging.data import TaggingData, as_tagging, is_tagging, open_tagging
+from bertsmith.recipes.tagging.run import TaggingRun
 from bertsmith.recipes.task_data import (
     Part,
     TaskTables,
@@ -56,13 +67,14 @@ from bertsmith.recipes.task_data import (
     encode_part,
     read_task_tables,
 )
-from bertsmith.recipes.text_model import Dropout, load_text_model
+from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
 from bertsmith.recipes.training import Rig
 from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
 from bertsmith.report.run_lock import RunLock
 from bertsmith.tasks.embedding import Embedding
 from bertsmith.train.interruption import Interruption, catch_signals
+from bertsmith.train.loop import LoopConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
@@ -111,8 +123,8 @@ def _finetune(
     source = Path(world.on_main(lambda: str(model_folder(config.model))))
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
-        data = open_task(config, source, at_once=at_once)
-    config = as_found(config, data.tables.kind, source)
+        data = open_data(config, source, at_once=at_once)
+    config = found_in(config, data, source)
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -122,14 +134,7 @@ def _finetune(
     )
     lines: list[str] = []
     checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
-    model, report = load_text_model(
-        source if config.lora.is_on else checkpoint or source,
-        config,
-        data.tables,
-        dropout=Dropout(
-            hidden=config.hidden_dropout_prob, attention=config.attention_probs_dropout_prob
-        ),
-    )
+    model, report = open_model(config, data, source if config.lora.is_on else checkpoint or source)
     lora = lora_on(config, source, model, report, checkpoint)
     model.to(compute.device)
     set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
@@ -178,10 +183,11 @@ def _finetune(
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
         has_pooler=lora is not None and "pooler" not in lora.trained,
+        reads_words=isinstance(data, TaggingData),
     )
     planned = (
         None
-        if data.tables.kind.is_apart
+        if isinstance(data.tables.kind, Embedding)
         else plan_run(
             lambda: finetuning_shape(config, model.encoder.config, ground, table),
             micro_batch=config.micro_batch,
@@ -207,18 +213,43 @@ def _finetune(
         interruption=interruption,
         planned=planned,
     )
-    run = FinetuneRun(
-        config, rig, model, data, state,
-        vocabulary=vocabulary, identity=identity, source=source, lora=lora,
-    )  # fmt: skip
+    aside = Aside(vocabulary=vocabulary, identity=identity, source=source, lora=lora)
+    return _carry_out(config, rig, model, data, state, settings=settings, aside=aside, world=world)
+
+
+def _carry_out(
+    config: FinetuneConfig,
+    rig: Rig,
+    model: TextModel | TokenClassifier,
+    data: TaskData | TaggingData,
+    state: RunState,
+    *,
+    settings: LoopConfig,
+    aside: Aside,
+    world: World,
+) -> FinetuneSummary:
+    """Make the run of the data's kind, and let it train."""
+    vocabulary, longest = aside.vocabulary, data.longest_example
+    if isinstance(data, TaggingData):
+        assert isinstance(model, TokenClassifier)
+        tagging = TaggingRun(config, rig, model, data, state, aside=aside)
+        steps, windows, tags_W = data.steps, data.train.windows, data.train.tags_W
+        return tagging.carry_out(
+            lambda start: shares_from(steps, vocabulary, start, world),
+            settings,
+            lambda tokens: vocabulary.narrowed(
+                largest_tagged(windows, tags_W, tokens=tokens, longest=longest)
+            ),
+        )
+    assert not isinstance(model, TokenClassifier)
+    part, labelled_steps = data.train, data.steps
+    run = TextRun(config, rig, model, data, state, aside=aside)
     return run.carry_out(
-        lambda start: shares_from(data.steps, vocabulary, start, world),
+        lambda start: shares_from(labelled_steps, vocabulary, start, world),
         settings,
         lambda tokens: vocabulary.narrowed(
             data.steps.alone(
-                largest_labelled(
-                    data.train.examples, data.train.targets_W, tokens=tokens, longest=table.longest
-                )
+                largest_labelled(part.examples, part.targets_W, tokens=tokens, longest=longest)
             )
         ),
     )
@@ -233,6 +264,42 @@ def check_output(config: FinetuneConfig) -> bool:
     for name in ("model", adapters.FOLDER):
         recover_model(Path(config.output) / name)
     return True
+
+
+def open_data(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData | TaggingData:
+    """Read, check and tokenise the data, of whichever form; as `open_task`."""
+    if is_tagging(config):
+        return open_tagging(config, source, at_once=at_once)
+    return open_task(config, source, at_once=at_once)
+
+
+def found_in(config: FinetuneConfig, data: TaskData | TaggingData, source: Path) -> FinetuneConfig:
+    """The config with what `auto` came to, for a model that comes from `source`."""
+    if isinstance(data, TaggingData):
+        return as_tagging(config, data.tables.kind)
+    return as_found(config, data.tables.kind, source)
+
+
+def open_model(
+    config: FinetuneConfig, data: TaskData | TaggingData, folder: Path
+) -> tuple[TextModel | TokenClassifier, LoadReport]:
+    """The model of a folder, with the head that the data asks for.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    if isinstance(data, TaggingData):
+        return load_token_classifier(
+            folder,
+            labels=data.tables.labels,
+            seed=config.seed,
+            hidden_dropout_prob=config.hidden_dropout_prob,
+            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        )
+    dropout = Dropout(
+        hidden=config.hidden_dropout_prob, attention=config.attention_probs_dropout_prob
+    )
+    return load_text_model(folder, config, data.tables, dropout=dropout)
 
 
 def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData:
@@ -340,8 +407,8 @@ def fingerprint_of_tables(tables: TaskTables) -> str:
 
 
 def shares_from(
-    steps: TrainingSteps, vocabulary: Vocabulary, start: int, world: World
-) -> Iterator[StepShare[LabelledBatch]]:
+    steps: Steps[BatchT], vocabulary: Vocabulary, start: int, world: World
+) -> Iterator[StepShare[BatchT]]:
     """A rank's packs of step `start` and all after it, for the table that is trained."""
     for step in itertools.count(start):
         share = steps.share(step, rank=world.rank, num_ranks=world.size)

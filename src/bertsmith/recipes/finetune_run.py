@@ -1,10 +1,12 @@
 """What a fine-tuning run does around its steps: judge, keep the best, save, say, sum up."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -20,9 +22,9 @@ from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.flops import training_flop
-from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import merged
 from bertsmith.model.parts import EMBEDDINGS
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.world import dealt
 from bertsmith.recipes.adapters import Lora
 from bertsmith.recipes.best_model import BestModel
@@ -33,6 +35,7 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.run_checkpoints import WrittenFirst
+from bertsmith.recipes.tagging.data import TaggedTables, TaggingData
 from bertsmith.recipes.task_data import Part, TaskTables
 from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.trained_parts import is_frozen
@@ -171,32 +174,55 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
-class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
+ModelT = TypeVar("ModelT", bound=TextModel | TokenClassifier)
+DataT = TypeVar("DataT", bound=TaskData | TaggingData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """What a run has beside model, data and rig."""
+
+    vocabulary: Vocabulary
+    identity: Identity
+    source: Path
+    """Folder of the model that the run began with."""
+
+    lora: Lora | None
+
+
+class Best(Protocol):
+    """What stands beside the best weights."""
+
+    @property
+    def step(self) -> int:
+        """Of the weights."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """How they did."""
+        ...
+
+
+class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     """What happens around the steps: lines, judgements, the best model, the end."""
 
     def __init__(
         self,
         config: FinetuneConfig,
         rig: Rig,
-        model: TextModel,
-        data: TaskData,
+        model: ModelT,
+        data: DataT,
         state: RunState,
         *,
-        vocabulary: Vocabulary,
-        identity: Identity,
-        source: Path,
-        lora: Lora | None,
+        aside: Aside,
     ) -> None:
-        """Nothing is written yet.
-
-        `source` is the folder of the model that the run began with.
-        """
-        super().__init__(rig, model, state, identity=identity, settings=config)
+        """Nothing is written yet."""
+        super().__init__(rig, model, state, identity=aside.identity, settings=config)
         self._config, self._data, self._steps = config, data, data.steps
-        self._vocabulary = vocabulary
-        self._source, self._lora = source, lora
-        self._best = BestModel[TextModel](self._speaker.say)
-        self._decisions = Decisions()
+        self._vocabulary = aside.vocabulary
+        self._source, self._lora = aside.source, aside.lora
+        self._best = BestModel[ModelT](self._speaker.say)
 
     @property
     def written_first(self) -> Sequence[WrittenFirst]:
@@ -281,7 +307,7 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
 
     def _judge_and_keep(self, state: RunState) -> RunState:
         assert self._log is not None
-        scores = self._judge(state.micro_batch_tokens).by_name()
+        scores = self.judge(state.micro_batch_tokens).by_name()
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
@@ -297,12 +323,12 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
             )
         model = self._strategy.whole_model(self._model)
 
-        def write(best: TextModel) -> None:
+        def write(best: ModelT) -> None:
             self.check_folder()
             labels = self._data.tables.labels
 
             def write_more(fresh: Path) -> None:
-                self._write_beside(fresh, state.step, scores=scores)
+                self.write_beside(fresh, state.step, scores=scores)
                 if isinstance(best, SentenceEmbedder):
                     write_sentence_files(
                         fresh,
@@ -312,7 +338,7 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
                     )
 
             if self._lora is not None:
-                assert isinstance(best, SequenceClassifier), "adapters are on a classifier"
+                assert not isinstance(best, SentenceEmbedder), "adapters are on a head"
                 self._lora.save(self._folder, best, labels=labels, write_more=write_more)
             save_model(self._folder / "model", merged(best), labels=labels, write_more=write_more)
 
@@ -330,36 +356,40 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
         patience = self._config.patience
         return patience is not None and state.evaluations_since_best >= patience
 
-    def documents_of(self, error: BadStepError) -> str:
-        """Rows of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.batches(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
-        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
-        owners_N = self._data.train.examples.owners_N
-        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack.rows_N})
-        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
-        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+    @abstractmethod
+    def judge(self, max_tokens: int | None) -> Metrics:
+        """Scores on every example of the dev part; nothing random is drawn.
 
-    def load_model(self, checkpoint: Path) -> TextModel:
+        `max_tokens` is that of one pass, as in training.
+        """
+
+    @abstractmethod
+    def new_model(self, folder: Path) -> ModelT:
+        """The model of a folder, with the run's head."""
+
+    @abstractmethod
+    def read_best(self) -> Best | None:
+        """What stands beside the best weights; None if there are none."""
+
+    @abstractmethod
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """Add to a model's folder what its weights do not say."""
+
+    def load_model(self, checkpoint: Path) -> ModelT:
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""
-        model, _ = load_text_model(
-            checkpoint if self._lora is None else self._source,
-            self._config,
-            self._data.tables,
-            dropout=Dropout(),
-        )
+        model = self.new_model(checkpoint if self._lora is None else self._source)
         if self._lora is not None:
-            assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
+            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.put_on(model, checkpoint)
         return model
 
-    def write_model(self, folder: Path, model: TextModel, step: int) -> None:
+    def write_model(self, folder: Path, model: ModelT, step: int) -> None:
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(folder, merged(model), labels=self._data.tables.labels)
         if self._lora is not None:
-            assert isinstance(model, SequenceClassifier), "adapters are on a classifier"
+            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.write_in_checkpoint(folder, model)
-        self._write_beside(folder, step, scores={})
+        self.write_beside(folder, step, scores={})
 
     def conclude(self, outcome: Outcome) -> FinetuneSummary:
         """Write the summary and the card, or say how to go on."""
@@ -397,7 +427,7 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
         """
         log = self._log
         rate = None if log is None else log.tokens_per_second
-        best = read_task(self._folder / "model") if self._world.is_main else None
+        best = self.read_best() if self._world.is_main else None
         metrics = {} if best is None else dict(best.scores)
         summary = FinetuneSummary(
             status=status,
@@ -432,7 +462,32 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
         self.write_summary(asdict(summary))
         return summary
 
-    def _judge(self, max_tokens: int | None) -> Metrics:
+
+class TextRun(FinetuneRun[TextModel, TaskData]):
+    """Judges by one row of scores a text, or by its embedding."""
+
+    _decisions = Decisions()
+    """How scores became answers when the model was judged last."""
+
+    def documents_of(self, error: BadStepError) -> str:
+        """Rows of the bad pack, or of the whole step, by file and line."""
+        packs = self._steps.packs(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
+        owners_N = self._data.train.examples.owners_N
+        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack})
+        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
+        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+
+    def new_model(self, folder: Path) -> TextModel:
+        """The model of a folder, with the run's head."""
+        return load_text_model(folder, self._config, self._data.tables, dropout=Dropout())[0]
+
+    def read_best(self) -> Task | None:
+        """What stands beside the best weights."""
+        return read_task(self._folder / "model")
+
+    def judge(self, max_tokens: int | None) -> Metrics:
         """Scores on every example of the dev part, each on one rank; nothing random is drawn.
 
         `max_tokens` is that of one pass, as in training.
@@ -464,7 +519,7 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
                 "the best model so far stands; try a lower --optim.learning_rate"
             ) from error
 
-    def _write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
         """The tokenizer, told how long the model's texts are, and the task."""
         tokenizer = self._data.tokenizer
         longest = {"model_max_length": self._data.longest}
@@ -483,7 +538,7 @@ class FinetuneRun(TrainingRun[TextModel, FinetuneSummary]):
         task.write(folder)
 
 
-def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
+def loop_config(config: FinetuneConfig, data: TaskData | TaggingData) -> LoopConfig:
     """The loop's budget and cadences."""
     steps = data.steps
     num_steps = config.steps or max(1, math.ceil(config.epochs * steps.steps_per_epoch))
@@ -504,14 +559,21 @@ def loop_config(config: FinetuneConfig, data: TaskData) -> LoopConfig:
     )
 
 
+def card_task(tables: TaskTables | TaggedTables) -> str:
+    """The hub's name of the task."""
+    if isinstance(tables, TaggedTables):
+        return "token-classification"
+    return "sentence-similarity" if tables.kind.is_apart else "text-classification"
+
+
 def finetune_card(
-    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables
+    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables | TaggedTables
 ) -> ModelCard:
     """The model card of a fine-tuned model."""
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
-        task="sentence-similarity" if tables.kind.is_apart else "text-classification",
+        task=card_task(tables),
         fits_transformers=config.head.norm != "layer",
         summary=f"A BERT {tables.kind.describe(tables.labels)}, fine-tuned by bertsmith.",
         data={

@@ -31,6 +31,8 @@ from bertsmith.recipes.predictions import (
     check_output,
     prediction_file,
 )
+from bertsmith.recipes.tagging.predict import predict_tags
+from bertsmith.recipes.tagging.task import is_tagger
 from bertsmith.tasks.kind import Answer
 
 ROWS_PER_CHUNK = 4096
@@ -89,6 +91,9 @@ def predict(config: PredictConfig) -> PredictSummary:
     """
     if is_embedder(config.model):
         raise UserError(f"{config.model}: gives embeddings and no labels; use `predict_embeddings`")
+    if is_tagger(config.model):
+        num_sentences, seconds = predict_tags(config)
+        return PredictSummary(num_rows=num_sentences, num_cut=0, skipped_rows=0, seconds=seconds)
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
     classifiers, predicted = _open_classifiers(config)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import yaml
 
-TaskName = Literal["auto", "classification", "multilabel", "regression", "embedding"]
+TaskName = Literal["auto", "classification", "multilabel", "regression", "tokens", "embedding"]
 
 MONITORS: Mapping[str, tuple[str, ...]] = {
     "classification": (
@@ -21,6 +21,11 @@ MONITORS: Mapping[str, tuple[str, ...]] = {
         *("macro_f1", "micro_f1", "samples_f1", "weighted_f1", "exact_match"),
     ),
     "regression": ("spearman", "pearson", "mse", "mae", "loss"),
+    # Of plain tags, which are not those of spans, auto takes accuracy.
+    "tokens": (
+        *("span_f1", "span_macro_f1", "span_precision", "span_recall"),
+        *("accuracy", "macro_f1", "loss"),
+    ),
     "embedding": (
         *("spearman", "pearson", "mse", "mae"),
         *("mean_reciprocal_rank", "recall_at_1", "recall_at_5", "recall_at_10", "loss"),

@@ -81,6 +81,9 @@ class Table:
     has_pooler: bool = False
     """Whether the model comes with one, which adapters then leave as it is."""
 
+    reads_words: bool = False
+    """Whether the head reads every word, instead of one token an example."""
+
 
 def ground_of(target: Target, precision: str) -> Ground:
     """What one device of a planned run will be.
@@ -181,8 +184,8 @@ def finetuning_shape(
         tokens_per_pack=max(min(config.tokens_per_pack, in_a_step), longest),
         evaluation_tokens=max(judged, longest),
         longest=longest,
-        read_share=1.0 / SHORTEST,
-        most_read=config.examples_per_step,
+        read_share=1.0 if table.reads_words else 1.0 / SHORTEST,
+        most_read=in_a_step if table.reads_words else config.examples_per_step,
         num_labels=table.num_labels,
         head_norm=config.head.norm,
         moment_bytes=MOMENT_BYTES[config.optim.moments],

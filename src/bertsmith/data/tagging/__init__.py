@@ -1,0 +1,1 @@
+"""Sentences whose words have tags: read, written in one scheme, cut into windows, packed."""

@@ -1,0 +1,77 @@
+"""A fine-tuning run whose model tags words."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bertsmith.data.tokenizer import write_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.hf import load_token_classifier
+from bertsmith.metrics import Metrics
+from bertsmith.metrics.spans import tag_metrics
+from bertsmith.model.token_classifier import TokenClassifier
+from bertsmith.parallel.world import dealt
+from bertsmith.recipes.finetune_run import FinetuneRun
+from bertsmith.recipes.tagging.data import TaggingData
+from bertsmith.recipes.tagging.task import TaggingTask, logits_MC, read_tagging_task
+from bertsmith.train.guard import BadStepError
+
+
+class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
+    """Judges by all words of the dev part; a row of a step is a window."""
+
+    def documents_of(self, error: BadStepError) -> str:
+        """Sentences of the bad pack, or of the whole step, by file and line."""
+        packs = self._steps.packs(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        part = self._data.train
+        rows = torch.tensor(sorted(row for pack in bad for row in pack))
+        numbers = sorted(set(part.examples.owners_N[rows].tolist()))
+        shown = ", ".join(f"{part.path}:{part.table[number].lines[0]}" for number in numbers[:5])
+        return shown + (f" and {len(numbers) - 5:,} more" if len(numbers) > 5 else "")
+
+    def new_model(self, folder: Path) -> TokenClassifier:
+        """The model of a folder, with the run's head."""
+        return load_token_classifier(
+            folder, labels=self._data.tables.labels, seed=self._config.seed
+        )[0]
+
+    def read_best(self) -> TaggingTask | None:
+        """What stands beside the best weights."""
+        return read_tagging_task(self._folder / "model")
+
+    def judge(self, max_tokens: int | None) -> Metrics:
+        """Scores of every word of the dev part, each on one rank; nothing random is drawn."""
+        dev, names = self._data.dev, self._data.tables.labels
+        packs = dev.windows.packs(tokens_per_pack=max_tokens or self._config.tokens_per_pack)
+        scores_WC = torch.zeros(len(dev.tags_W), len(names))
+        for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
+            self._world.beat("the judging")
+            batch, words_M = dev.windows.batch(rows, dev.tags_W)
+            found_MC = logits_MC(self._model, batch, self._compute)
+            if number is not None:
+                scores_WC[words_M] = found_MC
+        kind = self._data.tables.kind
+        scores_WC = self._world.sum_tensor(scores_WC)
+        try:
+            counts = kind.count(scores_WC, dev.tags_W, dev.windows.words_S1, names)
+        except FloatingPointError as error:
+            raise UserError(
+                f"after step {self.state.step:,} the model gives scores that are not finite; "
+                "the best model so far stands; try a lower --optim.learning_rate"
+            ) from error
+        return tag_metrics(counts, has_spans=kind.has_spans)
+
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """The tokenizer, told how long the model's windows are, and the task."""
+        tokenizer = self._data.tokenizer
+        longest = {"model_max_length": self._data.longest}
+        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+        TaggingTask(
+            max_sequence_tokens=self._data.longest,
+            overlap_tokens=self._data.overlap_tokens,
+            step=step,
+            scores=scores,
+        ).write(folder)

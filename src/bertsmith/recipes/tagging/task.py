@@ -1,0 +1,178 @@
+"""What stands beside the weights of a tagger, and the tagger loaded from there."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bertsmith.batch import MaskedBatch
+from bertsmith.data.tagging.windows import FRAME_TOKENS, Windows, WindowTokenizer
+from bertsmith.errors import UserError
+from bertsmith.hf import load_token_classifier, read_labels, tags_tokens
+from bertsmith.hf.config_json import CONFIG_NAME
+from bertsmith.model.token_classifier import TokenClassifier
+from bertsmith.recipes.classifier import (
+    TASK_FILE,
+    ahead,
+    fitting_tokenizer,
+    longest_example,
+    model_folder,
+)
+from bertsmith.recipes.config import Device
+from bertsmith.tasks.tagging import Tagging
+from bertsmith.train.config import Precision
+from bertsmith.train.precision import Compute, choose_compute
+
+LONGEST_DEFAULT_SHARE = 4
+"""Of a window, its overlap with the one before is one in so many if nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingTask:
+    """How a tagger was trained to read; stands beside its weights in `bertsmith.json`."""
+
+    max_sequence_tokens: int
+    overlap_tokens: int
+    step: int
+    scores: Mapping[str, float]
+
+    def write(self, folder: Path) -> None:
+        """Put the file into a model folder."""
+        content = {"task": Tagging.name, **asdict(self)}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / TASK_FILE).write_text(text, encoding="utf-8")
+
+
+def read_tagging_task(folder: Path) -> TaggingTask | None:
+    """The task of a tagger's folder; None if it is not one of ours.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    file = folder / TASK_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return TaggingTask(
+            max_sequence_tokens=int(content["max_sequence_tokens"]),
+            overlap_tokens=int(content["overlap_tokens"]),
+            step=int(content["step"]),
+            scores={str(k): float(v) for k, v in content["scores"].items()},
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+
+
+def overlap_of(asked: int | None, longest: int) -> int:
+    """Tokens that windows share.
+
+    Args:
+        asked: By the user; None: a quarter of a window.
+        longest: Tokens of a window, special ones included.
+
+    Raises:
+        UserError: As many as a window has, or more.
+    """
+    room = longest - FRAME_TOKENS
+    if asked is None:
+        return room // LONGEST_DEFAULT_SHARE
+    if asked >= room:
+        raise UserError(
+            f"--window.overlap_tokens {asked}: a window has room for {room} tokens, and the next "
+            "one has to begin later; give less"
+        )
+    return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagger:
+    """A loaded model with all it needs to read sentences."""
+
+    folder: Path
+    model: TokenClassifier
+    labels: tuple[str, ...]
+    tokenizer: WindowTokenizer
+    kind: Tagging
+    compute: Compute
+
+    def logits_WC(self, windows: Windows, *, tokens_per_pack: int) -> Tensor:
+        """Scores of every word, fp32, on the CPU.
+
+        Raises:
+            UserError: A score is not finite: the weights are broken.
+        """
+        logits_WC = torch.empty(len(windows.positions_W), len(self.labels))
+        packs = windows.packs(tokens_per_pack=tokens_per_pack)
+        no_tags_W = torch.zeros_like(windows.positions_W)
+        for batch, words_M in ahead(windows.batch(rows, no_tags_W) for rows in packs):
+            logits_WC[words_M] = logits_MC(self.model, batch, self.compute)
+        if not bool(torch.isfinite(logits_WC).all()):
+            raise UserError(f"{self.folder}: the model gives scores that are not finite (NaN)")
+        return logits_WC
+
+
+@torch.no_grad()
+def logits_MC(model: TokenClassifier, batch: MaskedBatch, compute: Compute) -> Tensor:
+    """Scores of a pack's words without dropout, fp32, on the CPU."""
+    batch = batch.to(compute.device)
+    with compute.autocast():
+        scores_MC = model.logits_MC(batch.inputs, batch.positions_M, dropout_seed=None)
+    return scores_MC.float().cpu()
+
+
+def is_tagger(where: str) -> bool:
+    """Whether a model folder, a run folder or a hub name has a model that tags words."""
+    folder = model_folder(where)
+    return (folder / CONFIG_NAME).exists() and tags_tokens(folder)
+
+
+def open_tagger(
+    where: str,
+    *,
+    max_sequence_tokens: int | None,
+    precision: Precision,
+    device: Device,
+) -> Tagger:
+    """Load a tagger, ready to read sentences.
+
+    Args:
+        where: A model folder, a run folder or a hub name.
+        max_sequence_tokens: Of a window; None: as in fine-tuning, or else the model's limit.
+        precision: Of the forward pass.
+        device: Where to run it.
+
+    Raises:
+        UserError: It is no tagger, or its tokenizer is missing or does not fit.
+    """
+    folder = model_folder(where)
+    model, _ = load_token_classifier(folder, labels=None)
+    labels = read_labels(folder, num_labels=model.classifier.out_features)
+    config = model.encoder.config
+    tokenizer = fitting_tokenizer(folder, config)
+    task = read_tagging_task(folder)
+    asked = max_sequence_tokens
+    if asked is None and task is not None:
+        asked = task.max_sequence_tokens
+    longest = longest_example(asked, config.max_position_embeddings, is_pair=False)
+    is_as_trained = task is not None and longest == task.max_sequence_tokens
+    overlap = overlap_of(task.overlap_tokens if task and is_as_trained else None, longest)
+    compute = choose_compute(precision, device)
+    return Tagger(
+        folder=folder,
+        model=model.to(compute.device).eval(),
+        labels=labels,
+        tokenizer=WindowTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap),
+        kind=Tagging(has_spans=has_spans(labels)),
+        compute=compute,
+    )
+
+
+def has_spans(labels: Sequence[str]) -> bool:
+    """Whether a model's tags are those of spans."""
+    return "O" in labels and all(
+        label == "O" or (label[:2] in ("B-", "I-") and len(label) > 2) for label in labels
+    )

@@ -1,0 +1,182 @@
+"""Fine-tuning, evaluation and prediction of tags, from files to answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertsmith.data.tagging.windows import WindowTokenizer
+from bertsmith.data.tokenizer import load_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.model.config import LoraConfig
+from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
+from bertsmith.recipes.evaluate import evaluate
+from bertsmith.recipes.finetune import finetune
+from bertsmith.recipes.predict import predict
+from bertsmith.recipes.tagging.task import open_tagger
+from bertsmith.train.config import OptimConfig
+
+SENTENCE = [("the", "O"), ("good", "B-G"), ("film", "I-G"), ("a", "O"), ("bad", "B-B"), ("x", "O")]
+
+
+def conll(path: Path, *, num: int = 24, length: int = 6) -> Path:
+    lines = []
+    for i in range(num):
+        words = [SENTENCE[(i + j) % 6] for j in range(length)]
+        words[0] = (words[0][0], words[0][1].replace("I-", "B-"))
+        lines += [f"{word}\t{tag}" for word, tag in words] + [""]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps: int = 40) -> Path:
+    data = conll(tmp_path / "train.conll")
+    summary = finetune(
+        FinetuneConfig(
+            model=str(model),
+            data=str(data),
+            eval=str(data),
+            output=str(tmp_path / "run"),
+            steps=steps,
+            examples_per_step=8,
+            precision="fp32",
+            device="cpu",
+            lora=lora or LoraConfig(),
+            optim=OptimConfig(learning_rate=1e-2, warmup_share=0.0),
+        )
+    )
+    assert summary.status == "completed"
+    return tmp_path / "run"
+
+
+def test_a_model_learns_tags_and_the_answers_are_those_of_the_pipeline(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder)
+    found = evaluate(
+        EvaluateConfig(
+            model=str(run),
+            data=str(tmp_path / "train.conll"),
+            bootstrap=5,
+            errors=str(tmp_path / "errors.csv"),
+            precision="fp32",
+            device="cpu",
+        )
+    )
+    assert found.metrics.by_name()["span_f1"] > 0.95
+    assert set(found.intervals) == set(found.metrics.by_name())
+    text = "The good film, a bad x"
+    (tmp_path / "in.txt").write_text(text + "\n", encoding="utf-8")
+    output = tmp_path / "out.jsonl"
+    predict(
+        PredictConfig(
+            model=str(run),
+            data=str(tmp_path / "in.txt"),
+            output=str(output),
+            precision="fp32",
+            device="cpu",
+        )
+    )
+    row = json.loads(output.read_text(encoding="utf-8"))
+    pipeline = transformers.pipeline(
+        "token-classification", model=str(run / "model"), aggregation_strategy="simple"
+    )
+    theirs = [(one["entity_group"], one["start"], one["end"]) for one in pipeline(text)]
+    assert theirs
+    assert [(e["label"], e["start"], e["end"]) for e in row["entities"]] == theirs
+    assert all(e["text"] == text[e["start"] : e["end"]] for e in row["entities"])
+
+
+def test_adapters_are_written_for_peft_and_merged_into_the_model(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    run = train(tmp_path, tiny_encoder_folder, lora=LoraConfig(rank=2), steps=4)
+    about = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    assert about["task_type"] == "TOKEN_CLS"
+    whole = transformers.AutoModelForTokenClassification.from_pretrained(run / "model").eval()
+    base = transformers.AutoModelForTokenClassification.from_pretrained(
+        tiny_encoder_folder, num_labels=whole.config.num_labels
+    )
+    adapted = peft.PeftModel.from_pretrained(base, str(run / "adapter")).eval()
+    ids = torch.tensor([[2, 7, 40, 12, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            adapted(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_a_long_sentence_is_read_in_windows_whose_scores_are_those_built_by_hand(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder, steps=4)
+    tagger = open_tagger(str(run), max_sequence_tokens=12, precision="fp32", device="cpu")
+    words = [SENTENCE[i % 6][0] for i in range(25)]  # a piece each
+    scores_WC = tagger.logits_WC(tagger.tokenizer.encode([words]), tokens_per_pack=64)
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(run / "model").eval()
+    tokenizer = load_tokenizer(run / "model").tokenizer
+    starts = [0, 8, 15]  # room for 10 pieces, overlap 2, the last one ends with the sentence
+    for i in range(25):
+        start = min(starts, key=lambda s: (abs(i - (s + 4.5)), s))
+        ids = [tokenizer.token_to_id(word) for word in words[start : start + 10]]
+        with torch.no_grad():
+            logits = theirs(input_ids=torch.tensor([[2, *ids, 3]])).logits
+        torch.testing.assert_close(scores_WC[i], logits[0, i - start + 1], atol=1e-5, rtol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    overlap=st.integers(0, 9),
+)
+def test_every_word_is_read_once_at_its_first_piece(
+    tiny_tokenizer_folder: Path, lengths: list[int], overlap: int
+) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizer_folder)
+    encoder = WindowTokenizer(tokenizer, max_sequence_tokens=12, overlap_tokens=overlap)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    sentences = [[letters[(i + n) % 26] + "x" * (i % 3) for i in range(n)] for n in lengths]
+    windows = encoder.encode(sentences)
+    packs = windows.packs(tokens_per_pack=40)
+    tags_W = torch.arange(sum(lengths))
+    seen = []
+    flat = [word for words in sentences for word in words]
+    for rows in packs:
+        batch, words_M = windows.batch(rows, tags_W)
+        assert batch.targets_M.tolist() == words_M.tolist()
+        assert bool((batch.positions_M.diff() > 0).all())
+        firsts = [tokenizer.tokenizer.token_to_id(flat[i][0]) for i in words_M.tolist()]
+        assert batch.inputs.input_ids_T[batch.positions_M].tolist() == firsts
+        seen += words_M.tolist()
+    assert sorted(seen) == list(range(sum(lengths)))
+    assert int(windows.examples.lengths_N.max()) <= 12
+
+
+def test_a_word_of_which_the_tokenizer_leaves_nothing_is_read_as_unknown(
+    tiny_tokenizer_folder: Path,
+) -> None:
+    encoder = WindowTokenizer(
+        load_tokenizer(tiny_tokenizer_folder), max_sequence_tokens=12, overlap_tokens=2
+    )
+    windows = encoder.encode([["a", "\u200d", "b"]])
+    assert windows.num_unreadable == 1
+    assert windows.examples.input_ids_T.tolist()[2] == 1
+    assert windows.positions_W.tolist() == [1, 2, 3]
+
+
+def test_a_tag_that_training_lacks_is_named(tmp_path: Path, tiny_encoder_folder: Path) -> None:
+    data = conll(tmp_path / "train.conll")
+    (tmp_path / "dev.conll").write_text("a\tB-NEW\nb\tI-NEW\n\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"dev.conll:1: the tag 'B-NEW' does not occur"):
+        finetune(
+            FinetuneConfig(
+                model=str(tiny_encoder_folder),
+                data=str(data),
+                eval=str(tmp_path / "dev.conll"),
+                output=str(tmp_path / "run"),
+                device="cpu",
+            )
+        )
