@@ -42,6 +42,9 @@ def test_classes_are_learned_from_lists_and_come_back_as_they_were(
     assert said.dtype == fitted.classes_.dtype
     right = [7 if word == "pos" else 3 for word in truth]
     assert fitted.score(fresh, right) == np.mean(said == right) > 0.9
+    plain = TextClassifier.load(fitted.model_folder_).set_params(precision="fp32")
+    assert plain.classes_.tolist() == ["3", "7"]  # names, as the command writes them
+    assert plain.score(fresh, right) == fitted.score(fresh, right)
     chances = fitted.predict_proba(fresh)
     assert chances.shape == (40, 2)
     np.testing.assert_allclose(chances.sum(1), 1.0, atol=1e-6)
@@ -163,7 +166,7 @@ def test_numbers_are_learned(encoder_folder: Path) -> None:
 
 
 def test_scikit_learn_takes_them_for_its_own(encoder_folder: Path) -> None:
-    made = fast(TextClassifier, encoder_folder, options={"patience": None})
+    made = fast(TextClassifier, encoder_folder, options={"patience": None, "eval_every_steps": 42})
     copied = clone(made)
     assert copied is not made
     assert copied.get_params() == made.get_params()

@@ -24,6 +24,7 @@ from bertsmith.api.config_of import with_options
 from bertsmith.api.inputs import Given, read_given
 from bertsmith.api.targets import indicators, label_lists, names_of
 from bertsmith.data.config import TableConfig
+from bertsmith.data.tables import label_name
 from bertsmith.errors import UserError
 from bertsmith.recipes.classifier import Classifier, model_folder, open_classifier
 from bertsmith.recipes.config import Device, FinetuneConfig
@@ -424,7 +425,12 @@ class TextClassifier(TextEstimator):
     def score(self, X: Any, y: Any = None) -> float:
         """Share of texts whose class is right."""
         truths = self._score_rows(X, y)
-        return float(np.mean([a == b for a, b in zip(self.predict(X), truths, strict=True)]))
+        names_of(truths)  # says where one is missing
+        _, answers = self._answers(X)
+        right = [
+            answer.said == label_name(truth) for answer, truth in zip(answers, truths, strict=True)
+        ]
+        return float(np.mean(right))
 
 
 class MultilabelClassifier(TextEstimator):
