@@ -21,7 +21,7 @@ from bertsmith.parallel.config import StrategyName
 from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World, never
 from bertsmith.train.precision import Compute
-from bertsmith.train.step import _backward
+from bertsmith.train.step import _backward, dropout_seed_of
 from ranks import run_ranks
 
 FP32 = Compute(device=torch.device("cpu"), dtype=torch.float32)
@@ -143,7 +143,7 @@ def reference(name: str, pooling: Pooling) -> dict[str, Tensor]:
         attention_probs_dropout_prob=0.0,
     )
     theirs = BertModel(config, add_pooling_layer=False)
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, Tensor] = {}
     for key, value in mine.encoder.named_parameters():
         names = to_hf(f"encoder.{key}")
         state |= dict(zip(names, value.detach().chunk(len(names)), strict=True))
@@ -200,6 +200,21 @@ def test_cutting_changes_nothing(name: str, dropout: float) -> None:
     whole = in_one_process(name, dropout=dropout)
     assert_same(in_one_process(name, dropout=dropout, tokens_per_pack=25), whole)
     assert_same(in_one_process(name, dropout=dropout, micro_batch_tokens=20), whole)
+
+
+@pytest.mark.parametrize("name", ["pairs", "negatives", "scores"])
+def test_both_passes_drop_the_same(name: str) -> None:
+    """The reference is one graph over the whole step, with the dropout that belongs to it."""
+    model = model_of(name, dropout=0.3)
+    (pack,) = steps_of(name, tokens_per_pack=1000).share(0, rank=0, num_ranks=1).packs
+    embeddings_ND = model.logits_NC(pack.inputs, dropout_seed=dropout_seed_of(0, step=0))
+    targets_S2 = pack.step_targets_S2  # type: ignore[attr-defined]
+    assert model.objective is not None
+    loss = model.objective.losses_B(embeddings_ND[pack.labels_N.argsort()], targets_S2).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    found = in_one_process(name, dropout=0.3, tokens_per_pack=25)
+    assert_same(found, {"loss": loss.detach(), **expected})
 
 
 def on_rank(world: World, name: str, strategy_name: StrategyName) -> dict[str, Tensor]:

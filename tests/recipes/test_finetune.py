@@ -309,7 +309,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     steps: int,
 ) -> None:
     judgements = iter([0.5, 0.9, 0.4, 0.8, 0.7, 0.6, 0.5])
-    monkeypatch.setattr(TextRun, "_judge", lambda run, limit: scores(next(judgements)))
+    monkeypatch.setattr(TextRun, "judge", lambda run, limit: scores(next(judgements)))
     output = tmp_path / "run"
     config = settings(
         tiny_encoder_folder, table, output, monitor=monitor, patience=2, eval_every_steps=2
@@ -323,7 +323,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     )
     monkeypatch.setattr(
         TextRun,
-        "_judge",
+        "judge",
         lambda run, limit: scores(1.0 if run.state.step == best_step else 0.0),
     )
     finetune(best_only)

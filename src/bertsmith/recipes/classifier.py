@@ -190,6 +190,14 @@ def model_folder(where: str) -> Path:
     return resolve(where)
 
 
+def found_folder(where: str) -> Path | None:
+    """As `model_folder`; None where that refuses, which whoever opens the model will then do."""
+    try:
+        return model_folder(where)
+    except UserError:
+        return None
+
+
 def describe_head(head: HeadConfig) -> list[str]:
     """What a user should know of a head with a norm before it is trained; no line for none."""
     match head.norm:

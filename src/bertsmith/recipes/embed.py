@@ -31,6 +31,7 @@ from bertsmith.recipes.classifier import (
     Task,
     ahead,
     fitting_tokenizer,
+    found_folder,
     logits_NC,
     longest_example,
     model_folder,
@@ -71,7 +72,8 @@ class Embedder:
 
 def is_embedder(where: str) -> bool:
     """Whether a model, by its folder, is one that gives embeddings."""
-    return read_pooling(model_folder(where)) is not None
+    folder = found_folder(where)
+    return folder is not None and read_pooling(folder) is not None
 
 
 def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:

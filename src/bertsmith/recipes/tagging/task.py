@@ -18,6 +18,7 @@ from bertsmith.recipes.classifier import (
     TASK_FILE,
     ahead,
     fitting_tokenizer,
+    found_folder,
     longest_example,
     model_folder,
 )
@@ -126,8 +127,8 @@ def logits_MC(model: TokenClassifier, batch: MaskedBatch, compute: Compute) -> T
 
 def is_tagger(where: str) -> bool:
     """Whether a model folder, a run folder or a hub name has a model that tags words."""
-    folder = model_folder(where)
-    return (folder / CONFIG_NAME).exists() and tags_tokens(folder)
+    folder = found_folder(where)
+    return folder is not None and (folder / CONFIG_NAME).exists() and tags_tokens(folder)
 
 
 def open_tagger(
