@@ -249,7 +249,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     steps: int,
 ) -> None:
     judgements = iter([0.5, 0.9, 0.4, 0.8, 0.7, 0.6, 0.5])
-    monkeypatch.setattr(ClassifierRun, "_judge", lambda run, limit: scores(next(judgements)))
+    monkeypatch.setattr(ClassifierRun, "judge", lambda run, limit: scores(next(judgements)))
     output = tmp_path / "run"
     config = settings(
         tiny_encoder_folder, table, output, monitor=monitor, patience=2, eval_every_steps=2
@@ -263,7 +263,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(
     )
     monkeypatch.setattr(
         ClassifierRun,
-        "_judge",
+        "judge",
         lambda run, limit: scores(1.0 if run.state.step == best_step else 0.0),
     )
     finetune(best_only)
