@@ -59,7 +59,7 @@ def padded(batch: MaskedBatch) -> dict[str, Tensor]:
 
 def padded_labels(labels_T: Tensor) -> Tensor:
     rows = torch.full((len(LENGTHS), max(LENGTHS)), -100)
-    for i, part in enumerate(torch.split(labels_T, LENGTHS)):
+    for i, part in enumerate(torch.split(labels_T, list(LENGTHS))):
         rows[i, : len(part)] = part
     return rows
 
