@@ -33,7 +33,7 @@ def conll(path: Path, *, num: int = 24, length: int = 6) -> Path:
     return path
 
 
-def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps: int = 40) -> Path:
+def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps: int) -> Path:
     data = conll(tmp_path / "train.conll")
     summary = finetune(
         FinetuneConfig(
@@ -43,6 +43,10 @@ def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps:
             output=str(tmp_path / "run"),
             steps=steps,
             examples_per_step=8,
+            eval_every_steps=50,
+            patience=None,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
             precision="fp32",
             device="cpu",
             lora=lora or LoraConfig(),
@@ -56,7 +60,7 @@ def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps:
 def test_a_model_learns_tags_and_the_answers_are_those_of_the_pipeline(
     tmp_path: Path, tiny_encoder_folder: Path
 ) -> None:
-    run = train(tmp_path, tiny_encoder_folder)
+    run = train(tmp_path, tiny_encoder_folder, steps=150)
     found = evaluate(
         EvaluateConfig(
             model=str(run),
@@ -91,6 +95,7 @@ def test_a_model_learns_tags_and_the_answers_are_those_of_the_pipeline(
     assert all(e["text"] == text[e["start"] : e["end"]] for e in row["entities"])
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_adapters_are_written_for_peft_and_merged_into_the_model(
     tmp_path: Path, tiny_encoder_folder: Path
 ) -> None:
