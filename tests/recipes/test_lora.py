@@ -214,6 +214,14 @@ def test_a_base_that_has_changed_is_refused_in_resuming(
         )  # fmt: skip
 
 
+def test_a_rank_beyond_the_width_is_refused(
+    tmp_path: Path, tiny_encoder_folder: Path, table: Path
+) -> None:
+    config = settings(tiny_encoder_folder, table, tmp_path / "run", lora={"rank": 17})
+    with pytest.raises(UserError, match=r"--lora.rank 17: is more than the model's width 16"):
+        finetune(config)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -29,8 +29,10 @@ def read_score(cell: object, column: str) -> float:
             f"{shown} is no number (column {column!r}); regression learns numbers (--task "
             "classification learns words)"
         )
-    if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
+    if not math.isfinite(number):
         raise BadRowError(f"the score {cell!r} is not finite (column {column!r})")
+    if abs(number) > torch.finfo(torch.float32).max:
+        raise BadRowError(f"the score {cell!r} is more than fp32 holds (column {column!r})")
     return number
 
 

@@ -110,8 +110,16 @@ def open_adapter(folder: Path) -> StoredAdapter:
         )
         if rank < 1:
             raise ValueError(f"r is {rank}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / ADAPTER_CONFIG}: is no LoRA config ({error})") from None
+    except KeyError as error:
+        raise UserError(
+            f"{folder / ADAPTER_CONFIG}: is no LoRA config: {error} is missing; save the adapter "
+            "again, or copy the file that came with it"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder / ADAPTER_CONFIG}: is no LoRA config ({error}); save the adapter again, or "
+            "copy the file that came with it"
+        ) from None
     _check_ranks(folder, [*low_rank.values(), *on_heads.values()], config.rank)
     return StoredAdapter(
         folder=folder,

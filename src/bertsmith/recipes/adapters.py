@@ -137,6 +137,12 @@ def lora_of(
     """
     if not config.lora.is_on:
         return None
+    width = model.encoder.config.hidden_size
+    if config.lora.rank > width:
+        raise UserError(
+            f"--lora.rank {config.lora.rank}: is more than the model's width {width}, so that "
+            "adapters would be larger than what they adapt; 4 to 32 is usual"
+        )
     trained = tuple(head for head in HEADS if head == "classifier" or head in report.new)
     is_here = Path(config.model).expanduser().exists()
     return Lora(

@@ -47,6 +47,9 @@ class Evaluation:
     """Examples that were longer than the model reads, and lost their end."""
 
     skipped_rows: int
+    precision: str
+    """Of the forward pass: scores near a tie may differ from one to another."""
+
     seconds: float
     """From the first text tokenised to the last one counted."""
 
@@ -119,6 +122,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         else {},
         num_cut=num_cut,
         skipped_rows=table.skipped_rows,
+        precision=classifier.compute.name,
         seconds=time.perf_counter() - started_at_seconds,
     )
 
@@ -159,6 +163,7 @@ def _evaluate_embedder(config: EvaluateConfig) -> Evaluation:
         else {},
         num_cut=examples.num_cut,
         skipped_rows=table.skipped_rows,
+        precision=embedder.compute.name,
         seconds=time.perf_counter() - started_at_seconds,
     )
 
@@ -173,6 +178,7 @@ def _of_tagger(config: EvaluateConfig) -> Evaluation:
         intervals=found.intervals,
         num_cut=0,
         skipped_rows=found.skipped_rows,
+        precision=found.precision,
         seconds=found.seconds,
     )
 
@@ -201,6 +207,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         **metrics.details(),
         "num_cut": evaluation.num_cut,
         "skipped_rows": evaluation.skipped_rows,
+        "precision": evaluation.precision,
         "seconds": round(evaluation.seconds, 3),
     }
 
@@ -208,7 +215,10 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
 def print_tables(evaluation: Evaluation, console: Console) -> None:
     """Overall scores, and what else the task's metrics have to show."""
     metrics = evaluation.metrics
-    console.print(f"{evaluation.data}: {metrics.num_examples:,} examples", markup=False)
+    console.print(
+        f"{evaluation.data}: {metrics.num_examples:,} examples, computed in {evaluation.precision}",
+        markup=False,
+    )
     bounds = evaluation.intervals
     headings = ("metric", "value", "from (95 %)", "to") if bounds else ("metric", "value")
     rows = [

@@ -26,6 +26,7 @@ class TaggerEvaluation:
     metrics: TagMetrics
     intervals: Mapping[str, tuple[float, float]]
     skipped_rows: int
+    precision: str
     seconds: float
 
 
@@ -80,6 +81,7 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         if config.bootstrap
         else {},
         skipped_rows=file.skipped_rows,
+        precision=tagger.compute.name,
         seconds=time.perf_counter() - started_at_seconds,
     )
 
