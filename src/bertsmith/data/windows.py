@@ -24,15 +24,12 @@ class WindowConfig:
             raise ValueError(f"merge is {self.merge!r}; it must be mean or max")
 
 
-def overlap_of(
-    config: WindowConfig, *, asked_longest: int | None, longest: int, num_special: int
-) -> int | None:
-    """Tokens that windows share; None where texts that are too long are to be cut.
+def overlap_of(config: WindowConfig, *, longest: int, num_special: int) -> int:
+    """Tokens that windows share.
 
     Args:
         config: Of the windows.
-        asked_longest: Most tokens of an example, as the user said it; None: not at all.
-        longest: Most tokens of an example.
+        longest: Most tokens of a window.
         num_special: How many of these are special ones.
 
     Raises:
@@ -40,10 +37,22 @@ def overlap_of(
     """
     room = longest - num_special
     if config.overlap_tokens is None:
-        return None if asked_longest is not None else room // 4
+        return room // 4
     if 2 * config.overlap_tokens > room:
         raise ValueError(
             f"--window.overlap_tokens {config.overlap_tokens}: of windows of {longest} tokens at "
             f"most {room // 2} can overlap"
         )
     return config.overlap_tokens
+
+
+def overlap_unless_cut(
+    config: WindowConfig, *, asked_longest: int | None, longest: int, num_special: int
+) -> int | None:
+    """As `overlap_of`; None where texts that are too long are to be cut.
+
+    They are, if the user says how long an example may be and nothing of windows.
+    """
+    if config.overlap_tokens is None and asked_longest is not None:
+        return None
+    return overlap_of(config, longest=longest, num_special=num_special)

@@ -20,7 +20,7 @@ from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
 from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
-from bertsmith.data.windows import WindowConfig, overlap_of
+from bertsmith.data.windows import WindowConfig, overlap_unless_cut
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
 from bertsmith.hf.adapter import ADAPTER_CONFIG
@@ -285,7 +285,7 @@ def open_classifier(
     if as_trained is not None:
         overlap = as_trained.overlap_tokens
     else:
-        overlap = overlap_of(
+        overlap = overlap_unless_cut(
             WindowConfig(),
             asked_longest=max_sequence_tokens,
             longest=longest,

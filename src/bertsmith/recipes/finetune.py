@@ -19,7 +19,7 @@ from bertsmith.data.largest import largest_labelled
 from bertsmith.data.pair_steps import PairSteps
 from bertsmith.data.tagging.windows import largest_tagged
 from bertsmith.data.tokenizer import TextTokenizer
-from bertsmith.data.windows import overlap_of
+from bertsmith.data.windows import overlap_unless_cut
 from bertsmith.errors import UserError
 from bertsmith.hf import LoadReport, load_token_classifier, read_config, recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
@@ -387,7 +387,7 @@ def window_overlap(
     """
     num_special = tokenizer.tokenizer.num_special_tokens_to_add(is_pair)
     try:
-        return overlap_of(
+        return overlap_unless_cut(
             config.window,
             asked_longest=config.max_sequence_tokens,
             longest=longest,

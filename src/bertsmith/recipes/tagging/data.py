@@ -14,13 +14,18 @@ from bertsmith.data.examples import Examples
 from bertsmith.data.scores import HASH_BYTES
 from bertsmith.data.tagging.schemes import Found, in_iob2, tag_names
 from bertsmith.data.tagging.sentences import Sentence, TaggedFile, form_of, read_tagged
-from bertsmith.data.tagging.windows import TaggingSteps, Windows, WindowTokenizer
+from bertsmith.data.tagging.windows import (
+    FRAME_TOKENS,
+    TaggingSteps,
+    Windows,
+    WindowTokenizer,
+)
 from bertsmith.data.tokenizer import TextTokenizer
+from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import read_config
 from bertsmith.recipes.classifier import fitting_tokenizer, longest_example
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.tagging.task import overlap_of
 from bertsmith.tasks.config import DecideConfig
 from bertsmith.tasks.tagging import Tagging
 
@@ -112,7 +117,10 @@ def open_tagging(config: FinetuneConfig, source: Path, *, at_once: int) -> Taggi
     longest = longest_example(
         config.max_sequence_tokens, shape.max_position_embeddings, is_pair=False
     )
-    overlap = overlap_of(config.window.overlap_tokens, longest)
+    try:
+        overlap = overlap_of(config.window, longest=longest, num_special=FRAME_TOKENS)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     encoder = WindowTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap)
     file, found = read_found(Path(config.data), config.table, encoder)
     kind = Tagging(has_spans=found.has_spans)
@@ -286,6 +294,8 @@ def _refuse_what_is_not_for_tags(config: FinetuneConfig) -> None:
         raise UserError("--head.norm: is for heads on whole texts, and this task is tokens")
     if not config.loss.is_plain:
         raise UserError("--loss: is for labels of whole texts, and this task is tokens")
+    if config.window.merge != WindowConfig().merge:
+        raise UserError("--window.merge: is for labels of whole texts, and this task is tokens")
     if config.decide != DecideConfig():
         raise UserError("--decide: is for labels of whole texts, and this task is tokens")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertsmith.batch import MaskedBatch
 from bertsmith.data.tagging.windows import FRAME_TOKENS, Windows, WindowTokenizer
+from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import load_token_classifier, read_labels, tags_tokens
 from bertsmith.hf.config_json import CONFIG_NAME
@@ -26,9 +27,6 @@ from bertsmith.recipes.config import Device
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
-
-LONGEST_DEFAULT_SHARE = 4
-"""Of a window, its overlap with the one before is one in so many if nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +64,6 @@ def read_tagging_task(folder: Path) -> TaggingTask | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
-
-
-def overlap_of(asked: int | None, longest: int) -> int:
-    """Tokens that windows share.
-
-    Args:
-        asked: By the user; None: a quarter of a window.
-        longest: Tokens of a window, special ones included.
-
-    Raises:
-        UserError: As many as a window has, or more.
-    """
-    room = longest - FRAME_TOKENS
-    if asked is None:
-        return room // LONGEST_DEFAULT_SHARE
-    if asked >= room:
-        raise UserError(
-            f"--window.overlap_tokens {asked}: a window has room for {room} tokens, and the next "
-            "one has to begin later; give less"
-        )
-    return asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +137,8 @@ def open_tagger(
         asked = task.max_sequence_tokens
     longest = longest_example(asked, config.max_position_embeddings, is_pair=False)
     is_as_trained = task is not None and longest == task.max_sequence_tokens
-    overlap = overlap_of(task.overlap_tokens if task and is_as_trained else None, longest)
+    window = WindowConfig(overlap_tokens=task.overlap_tokens if task and is_as_trained else None)
+    overlap = overlap_of(window, longest=longest, num_special=FRAME_TOKENS)
     compute = choose_compute(precision, device)
     return Tagger(
         folder=folder,
