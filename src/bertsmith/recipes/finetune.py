@@ -183,19 +183,15 @@ def _finetune(
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
         has_pooler=lora is not None and "pooler" not in lora.trained,
-        reads_words=isinstance(data, TaggingData),
+        reads_words=isinstance(data, TaggingData) or isinstance(data.tables.kind, Embedding),
     )
-    planned = (
-        None
-        if isinstance(data.tables.kind, Embedding)
-        else plan_run(
-            lambda: finetuning_shape(config, model.encoder.config, ground, table),
-            micro_batch=config.micro_batch,
-            smallest_tokens=settings.smallest_pass_tokens,
-            compute=compute,
-            world=world,
-            state=state,
-        )
+    planned = plan_run(
+        lambda: finetuning_shape(config, model.encoder.config, ground, table),
+        micro_batch=config.micro_batch,
+        smallest_tokens=settings.smallest_pass_tokens,
+        compute=compute,
+        world=world,
+        state=state,
     )
 
     rig = Rig(
