@@ -91,9 +91,8 @@ def block_modes(asked: Checkpointing, shape: EncoderConfig, body: Body) -> tuple
     """The mode of each block, first to last.
 
     A budget is met with the least computed again: blocks become selective first, which saves most
-    for its cost where products are what takes time, and then full (measured, twelve blocks of
-    BERT-base on AVX512: 0.49 of what is kept for 8.2 % more time, against 0.91 for 26.4 %; on
-    AVX2, where all else is slower, it was 0.48 for 10.1 % against 0.90 for 14.9 %).
+    for its cost where products are what takes time (0.49 of what is kept for 8 % of a step's
+    products and kernels, against 0.91 for 19 %; docs/experiments.md), and then full.
 
     Args:
         asked: What was asked for.
