@@ -251,7 +251,8 @@ def test_ranks_with_other_settings_are_refused(prepared: Path, tmp_path: Path) -
     assert [code for code, _ in ends] == [EXIT_USER_ERROR] * 2
     told = "".join(errors for _, errors in ends)
     assert told.count("bertsmith: error:") == 1
-    assert "ranks differ in code and settings: seed is 0 on rank 0 and 1 on rank 1" in ends[0][1]
+    # Either may be the one that says it.
+    assert "ranks differ in code and settings: seed is 0 on rank 0 and 1 on rank 1" in told
 
 
 def test_ranks_that_read_other_weights_are_refused(prepared: Path, tmp_path: Path) -> None:
@@ -272,7 +273,8 @@ pretrain.make_masked_lm = made
         start_ranks(words, before=other), wait_for=2, seconds=END_SECONDS + START_SECONDS
     )
     assert [code for code, _ in ends] == [EXIT_USER_ERROR] * 2
-    assert "ranks differ in starting weights: checksum of the weights is" in ends[0][1]
+    told = "".join(errors for _, errors in ends)
+    assert told.count("ranks differ in starting weights: checksum of the weights is") == 1
     assert not (tmp_path / "run").exists()
 
 
