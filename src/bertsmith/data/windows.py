@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bertsmith.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig:
@@ -33,13 +35,13 @@ def overlap_of(config: WindowConfig, *, longest: int, num_special: int) -> int:
         num_special: How many of these are special ones.
 
     Raises:
-        ValueError: Windows would not move on, or hardly.
+        UserError: Windows would not move on, or hardly.
     """
     room = longest - num_special
     if config.overlap_tokens is None:
         return room // 4
     if 2 * config.overlap_tokens > room:
-        raise ValueError(
+        raise UserError(
             f"--window.overlap_tokens {config.overlap_tokens}: of windows of {longest} tokens at "
             f"most {room // 2} can overlap"
         )

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
-from bertsmith.data.examples import Examples, ExampleTokenizer, packs_by_length
+from bertsmith.data.examples import Examples, ExampleTokenizer, evaluation_packs
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.hf import load_encoder
@@ -38,10 +37,10 @@ from bertsmith.recipes.classifier import (
     read_task,
 )
 from bertsmith.recipes.config import EvaluateConfig, PredictConfig
-from bertsmith.recipes.predictions import check_output, whole_file
+from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.train.precision import Compute, choose_compute
 
-ROWS_PER_WINDOW = 4096
+ROWS_PER_CHUNK = 4096
 EMBEDDING = "embedding"
 """The key of a text's numbers in JSONL."""
 
@@ -63,7 +62,7 @@ class Embedder:
             UserError: One is not finite: the weights are broken.
         """
         embeddings_ND = torch.empty(len(examples), self.model.num_outputs)
-        for rows, batch in ahead(_packs(examples, tokens_per_pack)):
+        for rows, batch in ahead(evaluation_packs(examples, tokens_per_pack=tokens_per_pack)):
             embeddings_ND[torch.tensor(rows)] = logits_NC(self.model, batch, self.compute)
         if not bool(torch.isfinite(embeddings_ND).all()):
             raise UserError(f"{self.folder}: the model gives embeddings that are not finite (NaN)")
@@ -105,19 +104,7 @@ def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbedSummary:
-    """What was embedded."""
-
-    num_rows: int
-    num_cut: int
-    """Texts that were longer than the model reads, and lost their end."""
-
-    skipped_rows: int
-    seconds: float
-
-
-def predict_embeddings(config: PredictConfig) -> EmbedSummary:
+def predict_embeddings(config: PredictConfig) -> PredictSummary:
     """Embed every text of a table and write what comes of it.
 
     Raises:
@@ -147,12 +134,12 @@ def predict_embeddings(config: PredictConfig) -> EmbedSummary:
             )
         with _output(output, columns, width=embedder.model.num_outputs) as write:
             rows = iter(reader)
-            while window := list(itertools.islice(rows, ROWS_PER_WINDOW)):
-                examples = embedder.tokenizer.encode([row.text for row in window], None)
-                write(window, embedder.embed(examples, tokens_per_pack=config.tokens_per_pack))
-                num_rows += len(window)
+            while chunk := list(itertools.islice(rows, ROWS_PER_CHUNK)):
+                examples = embedder.tokenizer.encode([row.text for row in chunk], None)
+                write(chunk, embedder.embed(examples, tokens_per_pack=config.tokens_per_pack))
+                num_rows += len(chunk)
                 num_cut += examples.num_cut
-    return EmbedSummary(
+    return PredictSummary(
         num_rows=num_rows,
         num_cut=num_cut,
         skipped_rows=reader.skipped_rows,
@@ -212,12 +199,6 @@ def _matrix_file(path: Path, *, width: int) -> Iterator[Callable[[Tensor], None]
         raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _packs(examples: Examples, tokens_per_pack: int) -> Iterator[tuple[list[int], PackedBatch]]:
-    rows = range(len(examples))
-    for some in packs_by_length(examples.lengths_N, rows, tokens_per_pack=tokens_per_pack):
-        yield some, examples.pack(some)
 
 
 def _one_text(task: Task | None) -> UsualColumns | None:

@@ -314,7 +314,12 @@ def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData
     overlap = None  # an embedding is of one window
     if not tables.kind.is_apart:
         is_pair = tables.columns.pair is not None
-        overlap = window_overlap(config, tokenizer, longest, is_pair=is_pair)
+        overlap = overlap_unless_cut(
+            config.window,
+            asked_longest=config.max_sequence_tokens,
+            longest=longest,
+            num_special=tokenizer.tokenizer.num_special_tokens_to_add(is_pair),
+        )
     encoder = ExampleTokenizer(
         tokenizer.tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap
     )
@@ -371,26 +376,6 @@ def fit_tokenizer(
         config.max_sequence_tokens, shape.max_position_embeddings, is_pair=is_pair
     )
     return fitting_tokenizer(source, shape), longest
-
-
-def window_overlap(
-    config: FinetuneConfig, tokenizer: TextTokenizer, longest: int, *, is_pair: bool
-) -> int | None:
-    """Tokens that the windows of a long text share; None where long texts are to be cut.
-
-    Raises:
-        UserError: More than windows of this length can share.
-    """
-    num_special = tokenizer.tokenizer.num_special_tokens_to_add(is_pair)
-    try:
-        return overlap_unless_cut(
-            config.window,
-            asked_longest=config.max_sequence_tokens,
-            longest=longest,
-            num_special=num_special,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def fingerprint_of_tables(tables: TaskTables) -> str:

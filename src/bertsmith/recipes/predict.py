@@ -27,6 +27,7 @@ from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.embed import is_embedder, predict_embeddings
 from bertsmith.recipes.predictions import (
     Predicted,
+    PredictSummary,
     check_columns,
     check_output,
     prediction_file,
@@ -36,18 +37,6 @@ from bertsmith.recipes.tagging.task import is_tagger
 from bertsmith.tasks.kind import Answer
 
 ROWS_PER_CHUNK = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictSummary:
-    """What `predict` did."""
-
-    num_rows: int
-    num_cut: int
-    """Texts that were longer than the model reads, and lost their end."""
-
-    skipped_rows: int
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +81,7 @@ def predict(config: PredictConfig) -> PredictSummary:
     if is_embedder(config.model):
         raise UserError(f"{config.model}: gives embeddings and no labels; use `predict_embeddings`")
     if is_tagger(config.model):
-        num_sentences, seconds = predict_tags(config)
-        return PredictSummary(num_rows=num_sentences, num_cut=0, skipped_rows=0, seconds=seconds)
+        return predict_tags(config)
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
     classifiers, predicted = _open_classifiers(config)

@@ -33,6 +33,18 @@ WriteRow = Callable[[tuple[object, ...], Sequence[Answer]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictSummary:
+    """What `predict` did."""
+
+    num_rows: int
+    num_cut: int
+    """Texts that were longer than the model reads, and lost their end."""
+
+    skipped_rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Predicted:
     """What is written of one model's answers."""
 

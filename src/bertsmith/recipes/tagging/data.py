@@ -117,10 +117,7 @@ def open_tagging(config: FinetuneConfig, source: Path, *, at_once: int) -> Taggi
     longest = longest_example(
         config.max_sequence_tokens, shape.max_position_embeddings, is_pair=False
     )
-    try:
-        overlap = overlap_of(config.window, longest=longest, num_special=FRAME_TOKENS)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    overlap = overlap_of(config.window, longest=longest, num_special=FRAME_TOKENS)
     encoder = WindowTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap)
     file, found = read_found(Path(config.data), config.table, encoder)
     kind = Tagging(has_spans=found.has_spans)

@@ -21,15 +21,15 @@ from bertsmith.data.tagging.schemes import to_iob2
 from bertsmith.data.tagging.sentences import CONLL_ENDINGS, TEXT, Sentence
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import PredictConfig
-from bertsmith.recipes.predictions import check_output, whole_file
+from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.recipes.tagging.task import Tagger, open_tagger
 from bertsmith.tasks.tagging import entities_of
 
 SENTENCES_AT_ONCE = 2048
 
 
-def predict_tags(config: PredictConfig) -> tuple[int, float]:
-    """Tag every sentence and write the tags; how many there were, and the seconds it took.
+def predict_tags(config: PredictConfig) -> PredictSummary:
+    """Tag every sentence and write the tags.
 
     Raises:
         UserError: The model, the file or the output cannot be used.
@@ -56,7 +56,12 @@ def predict_tags(config: PredictConfig) -> tuple[int, float]:
             _write(file, tagger, some, tokens_per_pack=config.tokens_per_pack)
             num_sentences += len(some)
         file.flush()
-    return num_sentences, time.perf_counter() - started_at_seconds
+    return PredictSummary(
+        num_rows=num_sentences,
+        num_cut=0,
+        skipped_rows=0,
+        seconds=time.perf_counter() - started_at_seconds,
+    )
 
 
 def _write(
