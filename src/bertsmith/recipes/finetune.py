@@ -288,6 +288,7 @@ def open_model(
         return load_token_classifier(
             folder,
             labels=data.tables.labels,
+            objective=data.tables.objective,
             seed=config.seed,
             hidden_dropout_prob=config.hidden_dropout_prob,
             attention_probs_dropout_prob=config.attention_probs_dropout_prob,

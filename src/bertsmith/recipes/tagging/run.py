@@ -35,7 +35,10 @@ class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
     def new_model(self, folder: Path) -> TokenClassifier:
         """The model of a folder, with the run's head."""
         return load_token_classifier(
-            folder, labels=self._data.tables.labels, seed=self._config.seed
+            folder,
+            labels=self._data.tables.labels,
+            objective=self._data.tables.objective,
+            seed=self._config.seed,
         )[0]
 
     def read_best(self) -> TaggingTask | None:
