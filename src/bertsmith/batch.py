@@ -150,8 +150,7 @@ class MaskedBatch:
 
     @property
     def target_counts(self) -> tuple[float, ...]:
-        """Of each sum of the loss: tokens to predict, or their weights; then pairs to judge if
-        there are any."""
+        """Of each sum of the loss: tokens to predict or their weights, then pairs if there are."""
         weights_M = self.weights_M
         tokens = float(len(self.targets_M) if weights_M is None else weights_M.sum())
         return (tokens,) if self.pairs is None else (tokens, float(len(self.pairs.labels_P)))

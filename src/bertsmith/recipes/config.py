@@ -786,8 +786,6 @@ def _check_objective(objective: Objective, packing: PackingConfig) -> None:
 
 
 def _check_embedding(config: FinetuneConfig) -> None:
-    if config.lora.is_on:
-        raise ValueError("lora is not for task embedding yet; leave it out")
     if config.head.norm != "none":
         raise ValueError("head.norm is for tasks with scores, not for task embedding")
     if config.examples_per_step < 2:

@@ -24,10 +24,13 @@ from bertsmith.data.examples import Examples, ExampleTokenizer, evaluation_packs
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.hf import load_encoder
+from bertsmith.hf.adapter import EMBEDDING_TASK
 from bertsmith.hf.sentence import read_pooling
+from bertsmith.hf.stored_adapter import load_adapted, task_type_of
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.recipes.classifier import (
     Task,
+    adapter_folder,
     ahead,
     fitting_tokenizer,
     found_folder,
@@ -35,6 +38,7 @@ from bertsmith.recipes.classifier import (
     longest_example,
     model_folder,
     read_task,
+    sole_adapter,
 )
 from bertsmith.recipes.config import EvaluateConfig, PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
@@ -69,25 +73,37 @@ class Embedder:
         return embeddings_ND
 
 
-def is_embedder(where: str) -> bool:
-    """Whether a model, by its folder, is one that gives embeddings."""
+def is_embedder(where: str, *, adapter: str | None = None) -> bool:
+    """Whether a model gives embeddings, by its folder or by what its adapter is for."""
+    if adapter is not None:
+        return task_type_of(adapter_folder(adapter)) == EMBEDDING_TASK
     folder = found_folder(where)
     return folder is not None and read_pooling(folder) is not None
 
 
-def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:
+def open_embedder(
+    config: EvaluateConfig | PredictConfig, *, adapter: str | None = None
+) -> Embedder:
     """Load the model of a config, ours or one of sentence-transformers.
 
+    Args:
+        config: Names it.
+        adapter: To merge into it; None: none.
+
     Raises:
-        UserError: It cannot be used, or an adapter is asked for.
+        UserError: It cannot be used.
     """
-    if config.adapter:
-        raise UserError("--adapter: a model of --task embedding takes none yet; leave it out")
     folder = model_folder(config.model)
-    pooling = read_pooling(folder)
-    assert pooling is not None, "it is one"
-    encoder, _ = load_encoder(folder)
-    shape, task = encoder.config, read_task(folder)
+    if adapter is None:
+        pooling = read_pooling(folder)
+        assert pooling is not None, "it is one"
+        model = SentenceEmbedder(load_encoder(folder)[0], pooling=pooling)
+    else:
+        adapted, _ = load_adapted(folder, adapter_folder(adapter))
+        assert isinstance(adapted, SentenceEmbedder), "it is for one"
+        model = adapted
+    shape = model.encoder.config
+    task = read_task(folder if adapter is None else adapter_folder(adapter))
     asked = config.max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens
@@ -95,7 +111,7 @@ def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:
     compute = choose_compute(config.precision, config.device)
     return Embedder(
         folder=folder,
-        model=SentenceEmbedder(encoder, pooling=pooling).to(compute.device).eval(),
+        model=model.to(compute.device).eval(),
         tokenizer=ExampleTokenizer(
             fitting_tokenizer(folder, shape).tokenizer, max_sequence_tokens=longest
         ),
@@ -115,7 +131,7 @@ def predict_embeddings(config: PredictConfig) -> PredictSummary:
     if config.output == "-":
         raise UserError("--output: embeddings need a file that ends in .npy or .jsonl; name one")
     check_output(output, overwrite=config.overwrite, source=source, endings=(".npy", ".jsonl"))
-    embedder = open_embedder(config)
+    embedder = open_embedder(config, adapter=sole_adapter(config.adapter))
     started_at_seconds = time.perf_counter()
     num_rows = num_cut = 0
     with TableReader(

@@ -70,7 +70,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     Raises:
         UserError: The model or the table cannot be used, or the mistakes cannot be written.
     """
-    if is_tagger(config.model):
+    if is_tagger(config.model, adapter=config.adapter):
         return _of_tagger(config)
     if config.errors is not None:
         check_output(
@@ -80,7 +80,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
             option="errors",
             endings=(".csv",),
         )
-    if is_embedder(config.model):
+    if is_embedder(config.model, adapter=config.adapter):
         return _evaluate_embedder(config)
     classifier = open_classifier(
         config.model,
@@ -135,7 +135,7 @@ def _evaluate_embedder(config: EvaluateConfig) -> Evaluation:
     """
     if config.errors is not None:
         raise UserError("--errors: an embedding is right or wrong by no measure; leave it out")
-    embedder = open_embedder(config)
+    embedder = open_embedder(config, adapter=config.adapter)
     usual = None if embedder.task is None else embedder.task.columns
     cells = read_pair_cells(Path(config.data), config.table, usual=usual)
     kind, _ = embedding_kind(cells, EmbeddingConfig())
@@ -153,7 +153,7 @@ def _evaluate_embedder(config: EvaluateConfig) -> Evaluation:
 
     return Evaluation(
         model=config.model,
-        adapter=None,
+        adapter=config.adapter,
         data=config.data,
         metrics=metrics_of(torch.arange(len(examples))),
         intervals=intervals(
@@ -172,7 +172,7 @@ def _of_tagger(config: EvaluateConfig) -> Evaluation:
     found = evaluate_tagger(config)
     return Evaluation(
         model=config.model,
-        adapter=None,
+        adapter=config.adapter,
         data=config.data,
         metrics=found.metrics,
         intervals=found.intervals,

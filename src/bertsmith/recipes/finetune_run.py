@@ -338,7 +338,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
                     )
 
             if self._lora is not None:
-                assert not isinstance(best, SentenceEmbedder), "adapters are on a head"
                 self._lora.save(self._folder, best, labels=labels, write_more=write_more)
             save_model(self._folder / "model", merged(best), labels=labels, write_more=write_more)
 
@@ -379,7 +378,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""
         model = self.new_model(checkpoint if self._lora is None else self._source)
         if self._lora is not None:
-            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.put_on(model, checkpoint)
         return model
 
@@ -387,7 +385,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(folder, merged(model), labels=self._data.tables.labels)
         if self._lora is not None:
-            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.write_in_checkpoint(folder, model)
         self.write_beside(folder, step, scores={})
 

@@ -58,7 +58,7 @@ class _Read:
 
 def main(config: PredictConfig) -> int:
     """Predict, and say on standard error what was done."""
-    is_embedding = is_embedder(config.model)
+    is_embedding = is_embedder(config.model, adapter=_first(config.adapter))
     summary = predict_embeddings(config) if is_embedding else predict(config)
     done = "embedded" if is_embedding else "labelled"
     rate = summary.num_rows / max(summary.seconds, 1e-9)
@@ -78,9 +78,10 @@ def predict(config: PredictConfig) -> PredictSummary:
         UserError: The model, the table or the output cannot be used. The output then does not
             exist, or is what it was.
     """
-    if is_embedder(config.model):
+    first_adapter = _first(config.adapter)
+    if is_embedder(config.model, adapter=first_adapter):
         raise UserError(f"{config.model}: gives embeddings and no labels; use `predict_embeddings`")
-    if is_tagger(config.model):
+    if is_tagger(config.model, adapter=first_adapter):
         return predict_tags(config)
     source, output = Path(config.data), Path(config.output)
     check_output(output, overwrite=config.overwrite, source=source)
@@ -157,6 +158,10 @@ def _open_classifiers(config: PredictConfig) -> tuple[list[Classifier], list[Pre
         for name, one in zip(names, opened, strict=True)
     ]
     return opened, predicted
+
+
+def _first(adapters: Sequence[str]) -> str | None:
+    return adapters[0] if adapters else None
 
 
 def _name_of(adapter: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bertsmith.errors import UserError
 from bertsmith.metrics.bootstrap import intervals
 from bertsmith.metrics.spans import SentenceCounts, TagMetrics, tag_metrics
 from bertsmith.recipes.config import EvaluateConfig
@@ -37,8 +36,6 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         UserError: The model or the file cannot be used, or the mistakes cannot be written.
     """
     path = Path(config.data)
-    if config.adapter is not None:
-        raise UserError("--adapter: is for models of whole texts; a run's model/ has it merged")
     if config.errors is not None:
         check_output(
             Path(config.errors),
@@ -49,6 +46,7 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         )
     tagger = open_tagger(
         config.model,
+        adapter=config.adapter,
         max_sequence_tokens=config.max_sequence_tokens,
         precision=config.precision,
         device=config.device,
@@ -62,7 +60,9 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         tagger.labels,
         tagger.tokenizer,
         path=path,
-        known_from=f"the model {config.model}",
+        known_from=f"the model {config.model}"
+        if config.adapter is None
+        else f"the adapter {config.adapter}",
     )
     logits_WC = tagger.logits_WC(part.windows, tokens_per_pack=config.tokens_per_pack)
     has_spans = tagger.kind.has_spans

@@ -20,6 +20,7 @@ from bertsmith.data.tables import LONE_SURROGATE
 from bertsmith.data.tagging.schemes import to_iob2
 from bertsmith.data.tagging.sentences import CONLL_ENDINGS, TEXT, Sentence
 from bertsmith.errors import UserError
+from bertsmith.recipes.classifier import sole_adapter
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.recipes.tagging.task import Tagger, open_tagger
@@ -35,11 +36,10 @@ def predict_tags(config: PredictConfig) -> PredictSummary:
         UserError: The model, the file or the output cannot be used.
     """
     source, output = Path(config.data), Path(config.output)
-    if config.adapter:
-        raise UserError("--adapter: is for models of whole texts; a run's model/ has it merged")
     check_output(output, overwrite=config.overwrite, source=source, endings=(".jsonl",))
     tagger = open_tagger(
         config.model,
+        adapter=sole_adapter(config.adapter),
         max_sequence_tokens=config.max_sequence_tokens,
         precision=config.precision,
         device=config.device,
