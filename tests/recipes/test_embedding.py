@@ -13,7 +13,6 @@ from transformers import AutoModel
 
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
-from bertsmith.recipes.embed import predict_embeddings
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune
 from bertsmith.recipes.predict import predict
@@ -84,9 +83,7 @@ def test_from_pairs_to_vectors_as_in_sentence_transformers(
             output=str(tmp_path / f"out.{ending}"),
             precision="fp32",
         )
-        assert predict_embeddings(asked).num_rows == 3
-        with pytest.raises(UserError, match="gives embeddings"):
-            predict(asked)
+        assert predict(asked).num_rows == 3
     matrix = np.load(tmp_path / "out.npy")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == texts

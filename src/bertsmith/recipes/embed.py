@@ -30,7 +30,6 @@ from bertsmith.recipes.classifier import (
     Task,
     ahead,
     fitting_tokenizer,
-    found_folder,
     logits_NC,
     longest_example,
     model_folder,
@@ -67,12 +66,6 @@ class Embedder:
         if not bool(torch.isfinite(embeddings_ND).all()):
             raise UserError(f"{self.folder}: the model gives embeddings that are not finite (NaN)")
         return embeddings_ND
-
-
-def is_embedder(where: str) -> bool:
-    """Whether a model, by its folder, is one that gives embeddings."""
-    folder = found_folder(where)
-    return folder is not None and read_pooling(folder) is not None
 
 
 def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:
