@@ -23,8 +23,9 @@ from bertsmith.metrics import ClassificationMetrics
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import TextRun, rank_of
+from bertsmith.recipes.finetune_run import rank_of
 from bertsmith.recipes.predict import predict
+from bertsmith.recipes.texts.run import TextRun
 from bertsmith.train.config import GuardConfig, OptimConfig
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.step import train_step

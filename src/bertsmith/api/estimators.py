@@ -29,7 +29,7 @@ from bertsmith.errors import UserError
 from bertsmith.recipes.classifier import Classifier, model_folder, open_classifier
 from bertsmith.recipes.config import Device, FinetuneConfig
 from bertsmith.recipes.finetune import finetune
-from bertsmith.recipes.predict import answers_of
+from bertsmith.recipes.texts.predict import answers_of
 from bertsmith.tasks.config import TaskName
 from bertsmith.tasks.kind import Answer
 from bertsmith.train.config import Precision

@@ -24,16 +24,14 @@ from bertsmith.data.examples import Examples, ExampleTokenizer, evaluation_packs
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.hf import load_encoder
-from bertsmith.hf.adapter import EMBEDDING_TASK
 from bertsmith.hf.sentence import read_pooling
-from bertsmith.hf.stored_adapter import load_adapted, task_type_of
+from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.recipes.classifier import (
     Task,
     adapter_folder,
     ahead,
     fitting_tokenizer,
-    found_folder,
     logits_NC,
     longest_example,
     model_folder,
@@ -71,14 +69,6 @@ class Embedder:
         if not bool(torch.isfinite(embeddings_ND).all()):
             raise UserError(f"{self.folder}: the model gives embeddings that are not finite (NaN)")
         return embeddings_ND
-
-
-def is_embedder(where: str, *, adapter: str | None = None) -> bool:
-    """Whether a model gives embeddings, by its folder or by what its adapter is for."""
-    if adapter is not None:
-        return task_type_of(adapter_folder(adapter)) == EMBEDDING_TASK
-    folder = found_folder(where)
-    return folder is not None and read_pooling(folder) is not None
 
 
 def open_embedder(

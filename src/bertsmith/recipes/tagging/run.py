@@ -22,6 +22,8 @@ from bertsmith.train.guard import BadStepError
 class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
     """Judges by all words of the dev part; a row of a step is a window."""
 
+    hub_task = "token-classification"
+
     def documents_of(self, error: BadStepError) -> str:
         """Sentences of the bad pack, or of the whole step, by file and line."""
         packs = self._steps.packs(error.step)

@@ -12,17 +12,14 @@ from bertsmith.batch import MaskedBatch
 from bertsmith.data.tagging.windows import FRAME_TOKENS, Windows, WindowTokenizer
 from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
-from bertsmith.hf import load_token_classifier, read_labels, tags_tokens
-from bertsmith.hf.adapter import TOKEN_TASK
-from bertsmith.hf.config_json import CONFIG_NAME
-from bertsmith.hf.stored_adapter import load_adapted, task_type_of
+from bertsmith.hf import load_token_classifier, read_labels
+from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.classifier import (
     TASK_FILE,
     adapter_folder,
     ahead,
     fitting_tokenizer,
-    found_folder,
     longest_example,
     model_folder,
 )
@@ -103,17 +100,6 @@ def logits_MC(model: TokenClassifier, batch: MaskedBatch, compute: Compute) -> T
     with compute.autocast():
         scores_MC = model.logits_MC(batch.inputs, batch.positions_M, dropout_seed=None)
     return scores_MC.float().cpu()
-
-
-def is_tagger(where: str, *, adapter: str | None = None) -> bool:
-    """Whether a model folder, a run folder or a hub name has a model that tags words.
-
-    With an adapter that is what the adapter is for.
-    """
-    if adapter is not None:
-        return task_type_of(adapter_folder(adapter)) == TOKEN_TASK
-    folder = found_folder(where)
-    return folder is not None and (folder / CONFIG_NAME).exists() and tags_tokens(folder)
 
 
 def open_tagger(
