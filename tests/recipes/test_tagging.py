@@ -10,6 +10,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertsmith.data.config import TableConfig
 from bertsmith.data.tagging.windows import WindowTokenizer
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
@@ -254,3 +255,34 @@ def test_a_tag_that_training_lacks_is_named(tmp_path: Path, tiny_encoder_folder:
                 device="cpu",
             )
         )
+
+
+def test_rows_to_tag_come_from_a_named_column_and_bad_ones_can_be_left_out(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder, steps=2)
+
+    def tagged(name: str, content: str, **table: Any) -> tuple[int, list[list[str]]]:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        output = tmp_path / "out.jsonl"
+        summary = predict(
+            PredictConfig(
+                model=str(run),
+                data=str(tmp_path / name),
+                output=str(output),
+                table=TableConfig(**table),
+                precision="fp32",
+                device="cpu",
+                overwrite=True,
+            )
+        )
+        rows = [json.loads(line)["tokens"] for line in output.read_text().splitlines()]
+        assert summary.num_rows == len(rows)
+        return summary.skipped_rows, rows
+
+    table = "id,body\n1,good film\n2,the ox\n"
+    assert tagged("a.csv", table, text_column="body") == (0, [["good", "film"], ["the", "ox"]])
+    lines = '{"tokens": ["good", "film"]}\n{"tokens": ["a", " "]}\n{"text": 3}\n{"text": "ox"}\n'
+    assert tagged("a.jsonl", lines, bad_rows="skip") == (2, [["good", "film"], ["ox"]])
+    with pytest.raises(UserError, match=r"a\.jsonl:2: a token is empty .*--table\.bad_rows skip"):
+        tagged("a.jsonl", lines)

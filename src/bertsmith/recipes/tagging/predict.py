@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TextIO
 
 from bertsmith.data.checkup.tagged import TOKENS, read_conll
+from bertsmith.data.columns import find_columns
 from bertsmith.data.compressed import ending_of
-from bertsmith.data.table_files import open_records
-from bertsmith.data.tables import LONE_SURROGATE
+from bertsmith.data.config import TableConfig
+from bertsmith.data.table_files import Record, open_records
+from bertsmith.data.tables import LONE_SURROGATE, SKIP_HINT
 from bertsmith.data.tagging.schemes import to_iob2
-from bertsmith.data.tagging.sentences import CONLL_ENDINGS, TEXT, Sentence
+from bertsmith.data.tagging.sentences import CONLL_ENDINGS, TEXT, Sentence, Split
 from bertsmith.errors import UserError
 from bertsmith.recipes.classifier import sole_adapter
 from bertsmith.recipes.config import PredictConfig
@@ -45,7 +47,8 @@ def predict_tags(config: PredictConfig) -> PredictSummary:
         device=config.device,
     )
     num_sentences, started_at_seconds = 0, time.perf_counter()
-    sentences = _sentences(source, tagger)
+    reader = _Source(source, config.table, split=tagger.tokenizer.split)
+    sentences = iter(reader)
     is_standard = str(output) == "-"
     with (
         contextlib.nullcontext(sys.stdout)
@@ -59,7 +62,7 @@ def predict_tags(config: PredictConfig) -> PredictSummary:
     return PredictSummary(
         num_rows=num_sentences,
         num_cut=0,
-        skipped_rows=0,
+        skipped_rows=reader.num_skipped,
         seconds=time.perf_counter() - started_at_seconds,
     )
 
@@ -111,36 +114,75 @@ def _row(
     return row | {"entities": entities}
 
 
-def _sentences(path: Path, tagger: Tagger) -> Iterator[Sentence]:
-    """What is to be tagged, in the file's order.
+class _Source:
+    """What is to be tagged, in the file's order; counts what could not be used."""
 
-    Raises:
-        UserError: The file or a row of it cannot be used.
-    """
-    if ending_of(path) in CONLL_ENDINGS:
-        for one in read_conll(path):
-            yield Sentence(words=one.tokens)
-        return
-    records = open_records(path, takes_lines=True)
-    with contextlib.closing(records):
-        names = [name.lower() for name in records.columns]
-        words_at = next((names.index(name) for name in TOKENS if name in names), None)
-        text_at = names.index(TEXT) if TEXT in names else None
-        if words_at is None and text_at is None:
-            raise UserError(f"{path}: has neither `tokens` nor `text`; name one of its keys so")
-        for record in records.rows:
-            place = f"{path}:{record.line or record.row}"
-            if record.fault is not None:
-                raise UserError(f"{place}: {record.fault}")
-            words = None if words_at is None else record.values[words_at]
-            text = None if text_at is None else record.values[text_at]
-            if isinstance(words, list) and all(isinstance(word, str) for word in words):
-                given = [word for word in words if not word.strip() or LONE_SURROGATE.search(word)]
-                if given:
-                    raise UserError(f"{place}: a token is empty or holds half a surrogate pair")
-                yield Sentence(words=tuple(words))
-            elif isinstance(text, str) and not LONE_SURROGATE.search(text):
-                bounds = tuple(tagger.tokenizer.split(text))
-                yield Sentence(words=tuple(text[a:b] for a, b in bounds), text=text, bounds=bounds)
-            else:
-                raise UserError(f"{place}: holds neither a list of tokens nor a text")
+    def __init__(self, path: Path, table: TableConfig, *, split: Split) -> None:
+        """Set up.
+
+        Args:
+            path: The file.
+            table: Names the column of texts, and says what becomes of rows that cannot be used.
+            split: Parts a text into words.
+        """
+        self._path, self._table, self._split = path, table, split
+        self.num_skipped = 0
+
+    def __iter__(self) -> Iterator[Sentence]:
+        """Read on.
+
+        Raises:
+            UserError: The file cannot be used, or a row that is not to be skipped.
+        """
+        if ending_of(self._path) in CONLL_ENDINGS:
+            for one in read_conll(self._path):
+                yield Sentence(words=one.tokens)
+            return
+        table = self._table
+        records = open_records(
+            self._path,
+            quoting=table.quoting,
+            columns=None if table.columns is None else tuple(table.columns),
+            takes_lines=True,
+        )
+        with contextlib.closing(records):
+            words_at, text_at = self._columns(records.columns)
+            for record in records.rows:
+                made = self._sentence(record, words_at, text_at)
+                if isinstance(made, Sentence):
+                    yield made
+                    continue
+                if table.bad_rows == "error":
+                    place = f"{self._path}:{record.line or record.row}"
+                    raise UserError(f"{place}: {made}; {SKIP_HINT}")
+                self.num_skipped += 1
+
+    def _columns(self, names: tuple[str, ...]) -> tuple[int | None, int | None]:
+        """Where lists of words stand, and where texts do; at least one is there."""
+        words_at = None
+        if self._table.text_column is None:
+            lowered = [name.lower() for name in names]
+            words_at = next((lowered.index(name) for name in TOKENS if name in lowered), None)
+            if words_at is not None:
+                return words_at, lowered.index(TEXT) if TEXT in lowered else None
+        found = find_columns(
+            names, path=self._path, config=self._table, is_labelled=False, is_pair=False
+        )
+        return None, found.text
+
+    def _sentence(
+        self, record: Record, words_at: int | None, text_at: int | None
+    ) -> Sentence | str:
+        """A row's words, or why there are none."""
+        if record.fault is not None:
+            return record.fault
+        words = None if words_at is None else record.values[words_at]
+        text = None if text_at is None else record.values[text_at]
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            if any(not word.strip() or LONE_SURROGATE.search(word) for word in words):
+                return "a token is empty or holds half a surrogate pair"
+            return Sentence(words=tuple(words))
+        if isinstance(text, str) and not LONE_SURROGATE.search(text):
+            bounds = tuple(self._split(text))
+            return Sentence(words=tuple(text[a:b] for a, b in bounds), text=text, bounds=bounds)
+        return "holds neither a list of tokens nor a text"
