@@ -220,8 +220,8 @@ class FinetuneConfig:
     text average_precision; of numbers spearman; of tags of spans span_f1."""
 
     patience: int | None = 6
-    """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
-    six are three epochs: a small model may stand still for two before it learns."""
+    """Evaluations with neither a better `monitor` nor a lower loss before training stops; None:
+    never. At two an epoch six are three epochs."""
 
     table: TableConfig = field(default_factory=TableConfig)
     window: WindowConfig = field(default_factory=WindowConfig)

@@ -38,8 +38,9 @@ from bertsmith.recipes.classifier import (
     read_task,
     sole_adapter,
 )
-from bertsmith.recipes.config import EvaluateConfig, PredictConfig
+from bertsmith.recipes.config import Device, PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
+from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 
 ROWS_PER_CHUNK = 4096
@@ -72,21 +73,32 @@ class Embedder:
 
 
 def open_embedder(
-    config: EvaluateConfig | PredictConfig, *, adapter: str | None = None
+    where: str,
+    *,
+    adapter: str | None = None,
+    max_sequence_tokens: int | None,
+    precision: Precision,
+    device: Device,
 ) -> Embedder:
-    """Load the model of a config, ours or one of sentence-transformers.
+    """Load a model of embeddings, ours or one of sentence-transformers.
 
     Args:
-        config: Names it.
-        adapter: To merge into it; None: none.
+        where: A model folder, a run folder or a hub name.
+        adapter: Folder of an adapter to merge into it; None: none.
+        max_sequence_tokens: Longest text; None: as in fine-tuning, or else the model's limit.
+        precision: Of the forward pass.
+        device: Where to run it.
 
     Raises:
         UserError: It cannot be used.
     """
-    folder = model_folder(config.model)
+    folder = model_folder(where)
     if adapter is None:
         pooling = read_pooling(folder)
-        assert pooling is not None, "it is one"
+        if pooling is None:
+            raise UserError(
+                f"{folder}: gives no embeddings; run `bertsmith finetune --task embedding` first"
+            )
         model = SentenceEmbedder(load_encoder(folder)[0], pooling=pooling)
     else:
         adapted, _ = load_adapted(folder, adapter_folder(adapter))
@@ -94,11 +106,11 @@ def open_embedder(
         model = adapted
     shape = model.encoder.config
     task = read_task(folder if adapter is None else adapter_folder(adapter))
-    asked = config.max_sequence_tokens
+    asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens
     longest = longest_example(asked, shape.max_position_embeddings, is_pair=False)
-    compute = choose_compute(config.precision, config.device)
+    compute = choose_compute(precision, device)
     return Embedder(
         folder=folder,
         model=model.to(compute.device).eval(),
@@ -121,7 +133,13 @@ def predict_embeddings(config: PredictConfig) -> PredictSummary:
     if config.output == "-":
         raise UserError("--output: embeddings need a file that ends in .npy or .jsonl; name one")
     check_output(output, overwrite=config.overwrite, source=source, endings=(".npy", ".jsonl"))
-    embedder = open_embedder(config, adapter=sole_adapter(config.adapter))
+    embedder = open_embedder(
+        config.model,
+        adapter=sole_adapter(config.adapter),
+        max_sequence_tokens=config.max_sequence_tokens,
+        precision=config.precision,
+        device=config.device,
+    )
     started_at_seconds = time.perf_counter()
     num_rows = num_cut = 0
     with TableReader(

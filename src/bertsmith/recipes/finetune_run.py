@@ -376,6 +376,9 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
+        # A young model finds no span yet, or always the same class, while its loss falls.
+        is_learning = state.least_loss is None or scores["loss"] < state.least_loss
+        state = replace(state, least_loss=scores["loss"] if is_learning else state.least_loss)
         shown = ", ".join(
             f"{name.replace('_f1', ' F1').replace('_', ' ')} {scores[name]:.4f}"
             for name in self._data.tables.kind.headline
@@ -383,9 +386,8 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         self._speaker.say(f"step {state.step:,}: {shown}" + (" (best)" if is_best else ""))
         if not is_best:
             is_new = state.value is None  # else a finished run is judged again: it counted already
-            return replace(
-                state, value=value, evaluations_since_best=state.evaluations_since_best + is_new
-            )
+            standing = 0 if is_learning else state.evaluations_since_best + is_new
+            return replace(state, value=value, evaluations_since_best=standing)
         model = self._strategy.whole_model(self._model)
 
         def write(best: ModelT) -> None:
@@ -416,7 +418,7 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         )
 
     def should_stop(self, state: RunState) -> bool:
-        """Whether so many judgements in a row were no better than the best."""
+        """Whether so many judgements in a row had neither a better score nor a lower loss."""
         patience = self._config.patience
         return patience is not None and state.evaluations_since_best >= patience
 
@@ -467,7 +469,7 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         if summary.stopped_early:
             self._speaker.say(
                 f"stopped early: {outcome.state.evaluations_since_best} judgements without a "
-                f"better {self._config.monitor}"
+                f"better {self._config.monitor} or a lower loss"
             )
 
         def write() -> bool:

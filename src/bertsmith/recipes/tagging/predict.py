@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from bertsmith.data.checkup.tagged import TOKENS, read_conll
 from bertsmith.data.columns import find_columns
@@ -56,7 +55,10 @@ def predict_tags(config: PredictConfig) -> PredictSummary:
         else whole_file(output, option="output") as file
     ):
         while some := list(itertools.islice(sentences, SENTENCES_AT_ONCE)):
-            _write(file, tagger, some, tokens_per_pack=config.tokens_per_pack)
+            found = tagged(tagger, some, tokens_per_pack=config.tokens_per_pack)
+            for sentence, (tags, chances) in zip(some, found, strict=True):
+                row = _row(sentence, tags, chances, has_spans=tagger.kind.has_spans)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
             num_sentences += len(some)
         file.flush()
     return PredictSummary(
@@ -67,11 +69,15 @@ def predict_tags(config: PredictConfig) -> PredictSummary:
     )
 
 
-def _write(
-    file: TextIO, tagger: Tagger, sentences: Sequence[Sentence], *, tokens_per_pack: int
-) -> None:
-    """A line for each sentence; one without words has no tags."""
-    tagged: list[tuple[list[str], list[float]]] = [([], []) for _ in sentences]
+def tagged(
+    tagger: Tagger, sentences: Sequence[Sentence], *, tokens_per_pack: int
+) -> list[tuple[list[str], list[float]]]:
+    """Tags of each sentence's words and their probabilities; of one without words there are none.
+
+    Raises:
+        UserError: The model's weights are broken.
+    """
+    found: list[tuple[list[str], list[float]]] = [([], []) for _ in sentences]
     full = [i for i, sentence in enumerate(sentences) if sentence.words]
     if full:
         windows = tagger.tokenizer.encode([sentences[i].words for i in full])
@@ -81,37 +87,43 @@ def _write(
         chances = best_W.values.tolist()
         for i, (a, b) in zip(full, itertools.pairwise(windows.words_S1.tolist()), strict=True):
             tags = list(to_iob2(names[a:b])) if tagger.kind.has_spans else names[a:b]
-            tagged[i] = tags, chances[a:b]
-    for sentence, (tags, shares) in zip(sentences, tagged, strict=True):
-        row = _row(sentence, tags, shares, has_spans=tagger.kind.has_spans)
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            found[i] = tags, chances[a:b]
+    return found
 
 
-def _row(
-    sentence: Sentence, tags: Sequence[str], chances: Sequence[float], *, has_spans: bool
-) -> dict[str, object]:
-    """What is said of a sentence. `start` and `end` count characters of a text, or words."""
-    row: dict[str, object] = {} if sentence.text is None else {"text": sentence.text}
-    row |= {"tokens": list(sentence.words), "tags": list(tags)}
-    if not has_spans:
-        return row | {"scores": [float(f"{chance:.6g}") for chance in chances]}
-    entities = []
+def told_entities(
+    sentence: Sentence, tags: Sequence[str], chances: Sequence[float]
+) -> list[dict[str, object]]:
+    """What was found in a sentence. `start` and `end` count characters of a text, or words."""
+    told: list[dict[str, object]] = []
     for entity in entities_of(tags, chances):
         first, end = entity.span.first, entity.span.end
         text = " ".join(sentence.words[first:end])
         if sentence.text is not None:
             first, end = sentence.bounds[first][0], sentence.bounds[end - 1][1]
             text = sentence.text[first:end]
-        entities.append(
-            {
-                "text": text,
-                "start": first,
-                "end": end,
-                "label": entity.span.kind,
-                "score": float(f"{entity.score:.6g}"),
-            }
+        score = float(f"{entity.score:.6g}")
+        told.append(
+            {"text": text, "start": first, "end": end, "label": entity.span.kind, "score": score}
         )
-    return row | {"entities": entities}
+    return told
+
+
+def sentence_of(text: str, *, split: Split) -> Sentence:
+    """A text as its words."""
+    bounds = tuple(split(text))
+    return Sentence(words=tuple(text[a:b] for a, b in bounds), text=text, bounds=bounds)
+
+
+def _row(
+    sentence: Sentence, tags: Sequence[str], chances: Sequence[float], *, has_spans: bool
+) -> dict[str, object]:
+    """What is said of a sentence."""
+    row: dict[str, object] = {} if sentence.text is None else {"text": sentence.text}
+    row |= {"tokens": list(sentence.words), "tags": list(tags)}
+    if has_spans:
+        return row | {"entities": told_entities(sentence, tags, chances)}
+    return row | {"scores": [float(f"{chance:.6g}") for chance in chances]}
 
 
 class _Source:
@@ -183,6 +195,5 @@ class _Source:
                 return "a token is empty or holds half a surrogate pair"
             return Sentence(words=tuple(words))
         if isinstance(text, str) and not LONE_SURROGATE.search(text):
-            bounds = tuple(self._split(text))
-            return Sentence(words=tuple(text[a:b] for a, b in bounds), text=text, bounds=bounds)
+            return sentence_of(text, split=self._split)
         return "holds neither a list of tokens nor a text"

@@ -91,7 +91,13 @@ def evaluate_embedder(config: EvaluateConfig) -> Evaluation:
     """
     if config.errors is not None:
         raise UserError("--errors: an embedding is right or wrong by no measure; leave it out")
-    embedder = open_embedder(config, adapter=config.adapter)
+    embedder = open_embedder(
+        config.model,
+        adapter=config.adapter,
+        max_sequence_tokens=config.max_sequence_tokens,
+        precision=config.precision,
+        device=config.device,
+    )
     usual = None if embedder.task is None else embedder.task.columns
     cells = read_pair_cells(Path(config.data), config.table, usual=usual)
     kind, _ = embedding_kind(cells, EmbeddingConfig())
