@@ -134,6 +134,10 @@ class MaskedBatch:
     pairs: PairTargets | None = None
     """What is asked of whole sequences; None where nothing ever is."""
 
+    weights_M: Tensor | None = None
+    """Weight of each term of the loss, float64; None: 1 each. Stays on the CPU, as of
+    `LabelledBatch`."""
+
     @property
     def num_tokens(self) -> int:
         """Real tokens."""
@@ -146,8 +150,9 @@ class MaskedBatch:
 
     @property
     def target_counts(self) -> tuple[float, ...]:
-        """Targets of each sum of the loss: tokens to predict, then pairs to judge if there are."""
-        tokens = float(len(self.targets_M))
+        """Of each sum of the loss: tokens to predict or their weights, then pairs if there are."""
+        weights_M = self.weights_M
+        tokens = float(len(self.targets_M) if weights_M is None else weights_M.sum())
         return (tokens,) if self.pairs is None else (tokens, float(len(self.pairs.labels_P)))
 
     def to(self, device: torch.device) -> Self:
@@ -175,6 +180,7 @@ class MaskedBatch:
                     positions_M=self.positions_M[low:high] - bounds[0],
                     targets_M=self.targets_M[low:high],
                     pairs=None if self.pairs is None else self.pairs.part(first, end),
+                    weights_M=None if self.weights_M is None else self.weights_M[low:high],
                 )
             )
         return parts
@@ -187,6 +193,7 @@ class MaskedBatch:
             positions_M=self.positions_M[:0],
             targets_M=self.targets_M[:0],
             pairs=None if self.pairs is None else self.pairs.part(0, 0),
+            weights_M=None if self.weights_M is None else self.weights_M[:0],
         )
 
 

@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import bertsmith
 from api.conftest import reviews
-from bertsmith.api.estimators import MultilabelClassifier, TextClassifier, TextRegressor
+from bertsmith.api.texts import MultilabelClassifier, TextClassifier, TextRegressor
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import FinetuneConfig, PredictConfig
 from bertsmith.recipes.finetune import finetune

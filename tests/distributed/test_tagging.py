@@ -8,6 +8,7 @@ import torch
 from bertsmith.batch import MaskedBatch, StepShare, pack
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import initialize
+from bertsmith.model.objectives import CrossEntropy
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.choice import wrap
 from bertsmith.parallel.config import StrategyName
@@ -30,6 +31,7 @@ CONFIG = EncoderConfig(
     hidden_dropout_prob=0.2,
 )
 TAGS = 5
+OBJECTIVE = CrossEntropy(class_weights_C=(0.2, 3.0, 1.0, 1.5, 4.0))
 SENTENCES = (4, 7, 3, 9, 2, 5, 6, 8)
 """Tokens of each; every second one begins a word."""
 
@@ -49,7 +51,14 @@ def packs_of(cut: tuple[tuple[int, ...], ...]) -> list[MaskedBatch]:
         ]
         positions_M = torch.tensor(words)
         targets_M = (positions_M + first) * 7 % TAGS
-        made.append(MaskedBatch(inputs=inputs, positions_M=positions_M, targets_M=targets_M))
+        made.append(
+            MaskedBatch(
+                inputs=inputs,
+                positions_M=positions_M,
+                targets_M=targets_M,
+                weights_M=OBJECTIVE.weights(targets_M),
+            )
+        )
         first += inputs.num_tokens
     return made
 
@@ -61,7 +70,7 @@ def step(way: StrategyName, world: World, cut: tuple[tuple[int, ...], ...]) -> t
     mine = [packs[n] for n in numbers]
     if len(mine) < -(-len(packs) // world.size):
         mine.append(packs[0].filler())
-    model = TokenClassifier(CONFIG, num_labels=TAGS)
+    model = TokenClassifier(CONFIG, num_labels=TAGS, objective=OBJECTIVE)
     initialize(model, config=CONFIG, seed=2)
     strategy = wrap(way, model, world, dp_devices=1, dtype=torch.float32)
     optim = OptimConfig(learning_rate=1e-3)

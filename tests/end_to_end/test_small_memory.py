@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,17 @@ SHAPE = {
 
 
 def pretrained(
-    world: Path, name: str, *, limit_bytes: int, tokens: int = 16384
+    world: Path,
+    name: str,
+    *,
+    limit_bytes: int,
+    tokens: int = 16384,
+    group: Path | None = None,
 ) -> tuple[dict[str, Any], str, int]:
-    """Summary, log and peak of data of two steps with a pack each."""
+    """Summary, log and peak of data of two steps with a pack each.
+
+    The limit is one of data; the group is a cgroup to run in, with a limit of its own.
+    """
     shape, output = world / "small_memory.json", world / name
     shape.write_text(json.dumps(SHAPE))
     options = (
@@ -47,8 +56,9 @@ def pretrained(
         *("--packing.tokens_per_pack", str(tokens), "--packing.max_sequence_tokens", "64"),
         *("--device", "cpu", "--precision", "fp32", "--eval.max_tokens", "500"),
     )
+    joins = [] if group is None else ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', ""]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(limit_bytes), *options],
+        [*joins, sys.executable, "-c", PROGRAM, str(limit_bytes), *options],
         capture_output=True,
         text=True,
         check=False,
@@ -75,3 +85,42 @@ def test_three_fifths_of_the_natural_peak_are_enough(prepared: Path) -> None:
     # promised: what the heap keeps goes by how threads meet, 0.89 to 1.39 GB here as other
     # processes take the cores. It is of the same measure, though.
     assert 0.5 < natural["planned_peak_bytes"] / natural["peak_memory_bytes"] < 1.5
+
+
+@pytest.fixture
+def group() -> Iterator[tuple[Path, Path]]:
+    """A cgroup of our own, and the file that says how much it may use."""
+    name = f"bertsmith-test-{os.getpid()}"
+    for base, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        folder = base / name
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if (folder / limit).exists():
+                yield folder, folder / limit
+                return
+        finally:
+            folder.rmdir()
+    pytest.skip("no cgroup with a limit of memory can be made here")
+
+
+@pytest.mark.slow
+def test_a_cgroup_with_three_fifths_of_the_natural_peak_is_enough(
+    prepared: Path, group: tuple[Path, Path]
+) -> None:
+    """The system kills who takes more than a cgroup allows, so nothing may ever ask for it."""
+    folder, limit = group
+    natural, _, _ = pretrained(prepared, "free", limit_bytes=0)
+    most = natural["peak_memory_bytes"] * 6 // 10
+    limit.write_text(str(most))
+    limited, log, _ = pretrained(prepared, "grouped", limit_bytes=0, group=folder)
+    assert f"cgroup {limit.name} of {most / 2**30:.1f} GiB" in log
+    assert "passes of at most" in log
+    assert limited["status"] == "completed"
+    assert limited["train_loss"] == pytest.approx(natural["train_loss"], rel=1e-6)
+    assert limited["valid_loss"] == pytest.approx(natural["valid_loss"], rel=1e-6)

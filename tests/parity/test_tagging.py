@@ -1,5 +1,6 @@
 """Tagging words has the loss and the gradients of transformers' head, however it is cut."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from bertsmith.batch import MaskedBatch, pack, to_padded
 from bertsmith.hf import load_token_classifier, save_model
 from bertsmith.hf.keys import to_hf
+from bertsmith.model.objectives import CrossEntropy
 
 BOUND = 1e-5
 LENGTHS = (5, 17, 3, 9, 12)
@@ -86,6 +88,34 @@ def test_loss_and_gradients_are_those_of_transformers_in_passes_of_any_size(
             assert parameter.grad is not None
             for their_name, grad in zip(names, parameter.grad.chunk(len(names)), strict=True):
                 torch.testing.assert_close(grad, expected[their_name], atol=BOUND, rtol=1e-4)
+
+
+def test_weights_of_tags_make_a_weighted_mean_in_passes_of_any_size(tmp_path: Path) -> None:
+    """Expected from torch's own loss on transformers' scores."""
+    theirs = reference(tmp_path)
+    weights_C, smoothing = (0.5, 3.0, 2.0), 0.1
+    objective = CrossEntropy(class_weights_C=weights_C, label_smoothing=smoothing)
+    model, _ = load_token_classifier(tmp_path, labels=NAMES, objective=objective)
+    ours, labels_T = batch()
+    ours = replace(ours, weights_M=objective.weights(ours.targets_M))
+    loss = torch.nn.functional.cross_entropy(
+        theirs(**padded(ours)).logits.flatten(0, 1),
+        padded_labels(labels_T).flatten(),
+        weight=torch.tensor(weights_C),
+        label_smoothing=smoothing,
+    )
+    torch.autograd.backward(loss)
+    for max_tokens in (1000, 17):
+        model.zero_grad()
+        parts = ours.cut(max_tokens)
+        total = sum(model(part, dropout_seed=None).nats for part in parts)
+        total = total / sum(part.target_counts[0] for part in parts)
+        assert isinstance(total, Tensor)
+        torch.autograd.backward(total)
+        torch.testing.assert_close(total.detach(), loss.detach(), atol=BOUND, rtol=BOUND)
+        torch.testing.assert_close(
+            model.classifier.weight.grad, theirs.classifier.weight.grad, atol=BOUND, rtol=1e-4
+        )
 
 
 def test_a_saved_folder_gives_transformers_the_same_scores(tmp_path: Path) -> None:

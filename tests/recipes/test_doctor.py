@@ -360,6 +360,44 @@ def test_rows_of_tokens_and_tags_of_different_length(doctor: Doctor) -> None:
     assert "2 tokens and 1 tags" in told["by_check"]["tokens_without_tags"]["what"]
 
 
+def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
+    """Words are parted as BERT does, Chinese ones by character; a fault is told with its line."""
+    rows = [
+        {"text": f"Ann Lee{i} saw it.", "entities": [{"start": 0, "end": 8, "label": "PER"}]}
+        for i in range(10)
+    ]
+    rows += [
+        {"text": f"{i}北京很大", "entities": [{"start": 1, "end": 3, "label": "LOC"}]}
+        for i in range(10)
+    ]
+    clean = "".join(json.dumps(row) + "\n" for row in rows)
+    told = doctor(clean, name="a.jsonl")
+    assert (told["kind"], told["train"]["columns"], checks(told)) == (
+        *("tagged", {"scheme": "iob2"}),
+        {},
+    )
+    assert told["train"]["labels"]["B-LOC"] == told["train"]["labels"]["I-LOC"] == 10
+    bad = [
+        {"text": "Bob", "entities": [{"start": 0, "end": 4, "label": "PER"}]},
+        {"text": "Bob ran", "entities": [{"start": 0, "end": 3}, {"start": 2, "end": 5}]},
+    ]
+    told = doctor(clean + "".join(json.dumps(row) + "\n" for row in bad), name="a.jsonl")
+    assert checks(told) == {"unreadable_rows": "error"}
+    assert lines(told, "unreadable_rows") == ["a.jsonl:21", "a.jsonl:22"]
+    assert "lies outside the text of 3 characters" in told["by_check"]["unreadable_rows"]["what"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("a.csv", 'a film,"[1, 0, 0]"\n'), ("a.jsonl", '{"text": "a", "label": [1, 0, 0]}\n')],
+)
+def test_a_row_of_0_and_1_is_no_list_of_labels(doctor: Doctor, name: str, row: str) -> None:
+    head = "text,label\n" if name == "a.csv" else ""
+    told = doctor(head + row * 3, name=name)
+    assert checks(told)["repeated_in_list"] == "error"
+    assert lines(told, "repeated_in_list")[0] == f"{name}:{2 if head else 1}"
+
+
 def test_slips_of_a_tag_type(doctor: Doctor) -> None:
     told = doctor(conll(0, 20) + "Bob\tB-PRE1\n\nX\tB-Loc\n\n", name="a.conll")
     assert lines(told, "label_typos") == ["a.conll:143"]

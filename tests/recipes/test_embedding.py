@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from bertsmith.errors import UserError
-from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
-from bertsmith.recipes.embed import predict_embeddings
+from bertsmith.model.config import LoraConfig
+from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, MergeConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune
+from bertsmith.recipes.merge import merge_folders
 from bertsmith.recipes.predict import predict
 from bertsmith.tasks.config import EmbeddingConfig
 from bertsmith.train.config import OptimConfig
@@ -84,9 +85,7 @@ def test_from_pairs_to_vectors_as_in_sentence_transformers(
             output=str(tmp_path / f"out.{ending}"),
             precision="fp32",
         )
-        assert predict_embeddings(asked).num_rows == 3
-        with pytest.raises(UserError, match="gives embeddings"):
-            predict(asked)
+        assert predict(asked).num_rows == 3
     matrix = np.load(tmp_path / "out.npy")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == texts
@@ -99,6 +98,78 @@ def test_from_pairs_to_vectors_as_in_sentence_transformers(
     assert again.steps == 1
     modes = json.loads((tmp_path / "again/model/1_Pooling/config.json").read_text())
     assert modes[f"pooling_mode_{'mean_tokens' if pooling == 'mean' else 'cls_token'}"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_an_embedder_are_for_peft_and_for_sentence_transformers(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    peft = pytest.importorskip("peft")
+    data = write_pairs(tmp_path / "train.csv", 40, scored=False)
+    run = tmp_path / "run"
+    lora = LoraConfig(rank=2, targets=["query", "value", "inner_out"])
+    finetune(settings(tiny_encoder_folder, data, run, eval=str(data), epochs=2, lora=lora))
+    assert json.loads((run / "adapter/adapter_config.json").read_text())["task_type"] == (
+        "FEATURE_EXTRACTION"
+    )
+    merged = merge_folders(
+        MergeConfig(
+            model=str(tiny_encoder_folder), adapter=str(run), output=str(tmp_path / "merged")
+        )
+    )
+    texts = ["good film", "the bad ox the bad ox", "ox"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+
+    def embedded(model: Path, *adapters: str) -> Any:
+        output = tmp_path / "out.npy"
+        predict(
+            PredictConfig(
+                model=str(model),
+                adapter=list(adapters),
+                data=str(tmp_path / "texts.txt"),
+                output=str(output),
+                precision="fp32",
+                overwrite=True,
+            )
+        )
+        return np.load(output)
+
+    matrix = embedded(run)
+    assert np.abs(matrix - embedded_before(tiny_encoder_folder, texts)).max() > 1e-3
+    np.testing.assert_allclose(embedded(tiny_encoder_folder, str(run)), matrix, atol=1e-5)
+    np.testing.assert_allclose(embedded(merged), matrix, atol=1e-5)
+    found = [
+        evaluate(
+            EvaluateConfig(model=str(model), adapter=adapter, data=str(data), precision="fp32")
+        ).metrics.by_name()
+        for model, adapter in ((run, None), (tiny_encoder_folder, str(run)))
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    base = AutoModel.from_pretrained(tiny_encoder_folder)
+    theirs = peft.PeftModel.from_pretrained(base, str(run / "adapter")).eval()
+    with torch.no_grad():
+        hidden = theirs(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][:, :, None]
+    pooled = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1)
+    np.testing.assert_allclose(pooled.numpy(), matrix, atol=1e-5)
+    for folder in (run / "adapter", merged):
+        opened = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+        np.testing.assert_allclose(opened.encode(texts), matrix, atol=1e-5)
+
+
+def embedded_before(folder: Path, texts: list[str]) -> Any:
+    """Mean of the hidden states of a folder's own encoder, of length 1."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][:, :, None]
+    mean = (hidden * mask).sum(1) / mask.sum(1)
+    return torch.nn.functional.normalize(mean, dim=1).numpy()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from bertsmith.model.head_norm import BatchNorm
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import TextRun
 from bertsmith.recipes.predict import predict
+from bertsmith.recipes.texts.run import TextRun
 from bertsmith.train.config import OptimConfig
 
 

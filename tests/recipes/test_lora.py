@@ -17,7 +17,7 @@ from bertsmith.model.config import LORA_TARGETS, HeadConfig, LoraConfig
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune import finetune, main
-from bertsmith.recipes.finetune_run import TextRun
+from bertsmith.recipes.texts.run import TextRun
 from bertsmith.train.config import GuardConfig, OptimConfig
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.step import train_step

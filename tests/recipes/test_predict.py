@@ -12,10 +12,10 @@ import pytest
 from transformers import pipeline
 
 from bertsmith.errors import UserError
-from bertsmith.recipes import predict as predict_recipe
 from bertsmith.recipes.classifier import TASK_FILE
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predict import main, predict
+from bertsmith.recipes.texts import predict as predict_recipe
 
 LABELS = ("neg", "pos", "so so")
 MakeClassifier = Callable[..., Path]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,15 +10,18 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertsmith.data.config import TableConfig
 from bertsmith.data.tagging.windows import WindowTokenizer
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.model.config import LoraConfig
-from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
+from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, MergeConfig, PredictConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune
+from bertsmith.recipes.merge import merge_folders
 from bertsmith.recipes.predict import predict
 from bertsmith.recipes.tagging.task import open_tagger
+from bertsmith.tasks.config import LossConfig
 from bertsmith.train.config import OptimConfig
 
 SENTENCE = [("the", "O"), ("good", "B-G"), ("film", "I-G"), ("a", "O"), ("bad", "B-B"), ("x", "O")]
@@ -33,7 +37,15 @@ def conll(path: Path, *, num: int = 24, length: int = 6) -> Path:
     return path
 
 
-def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps: int) -> Path:
+def train(
+    tmp_path: Path,
+    model: Path,
+    *,
+    lora: LoraConfig | None = None,
+    loss: LossConfig | None = None,
+    steps: int,
+) -> Path:
+    tmp_path.mkdir(exist_ok=True)
     data = conll(tmp_path / "train.conll")
     summary = finetune(
         FinetuneConfig(
@@ -50,6 +62,7 @@ def train(tmp_path: Path, model: Path, *, lora: LoraConfig | None = None, steps:
             precision="fp32",
             device="cpu",
             lora=lora or LoraConfig(),
+            loss=loss or LossConfig(),
             optim=OptimConfig(learning_rate=1e-2, warmup_share=0.0),
         )
     )
@@ -112,6 +125,63 @@ def test_adapters_are_written_for_peft_and_merged_into_the_model(
     with torch.no_grad():
         torch.testing.assert_close(
             adapted(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-5, rtol=1e-5
+        )
+    # The base with the adapter is what model/ is, for every verb.
+    data = str(tmp_path / "train.conll")
+    merged = merge_folders(
+        MergeConfig(
+            model=str(tiny_encoder_folder), adapter=str(run), output=str(tmp_path / "merged")
+        )
+    )
+    ways: list[dict[str, Any]] = [
+        {"model": str(run)},
+        {"model": str(merged)},
+        {"model": str(tiny_encoder_folder), "adapter": str(run)},
+    ]
+    scores, rows = [], []
+    for number, way in enumerate(ways):
+        found = evaluate(EvaluateConfig(**way, data=data, precision="fp32", device="cpu"))
+        scores.append(found.metrics.by_name())
+        output = tmp_path / f"out{number}.jsonl"
+        adapters = [way["adapter"]] if "adapter" in way else []
+        predict(
+            PredictConfig(
+                model=way["model"],
+                adapter=adapters,
+                data=data,
+                output=str(output),
+                precision="fp32",
+                device="cpu",
+            )
+        )
+        rows.append([json.loads(line)["tags"] for line in output.read_text().splitlines()])
+    assert rows[0] == rows[1] == rows[2]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-5)
+    assert scores[2] == pytest.approx(scores[0], rel=1e-5)
+    with pytest.raises(UserError, match="of tags and embeddings give one"):
+        predict(
+            PredictConfig(
+                model=str(tiny_encoder_folder),
+                adapter=[str(run), str(run)],
+                data=data,
+                output=str(tmp_path / "none.jsonl"),
+            )
+        )
+
+
+def test_tags_can_weigh_and_a_weight_for_a_tag_that_nobody_has_is_refused(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    """A tag that weighs all but nothing is never said."""
+    run = train(tmp_path, tiny_encoder_folder, loss=LossConfig(class_weights={"O": 1e-6}), steps=60)
+    tagger = open_tagger(str(run), max_sequence_tokens=None, precision="fp32", device="cpu")
+    words = [word for word, _ in SENTENCE]
+    scores_WC = tagger.logits_WC(tagger.tokenizer.encode([words]), tokens_per_pack=64)
+    said = {tagger.labels[i] for i in scores_WC.argmax(1).tolist()}
+    assert said <= {"B-G", "I-G", "B-B", "I-B"}
+    with pytest.raises(UserError, match=r"class_weights: there is no label 'B-X'; the labels are"):
+        train(
+            tmp_path / "x", tiny_encoder_folder, loss=LossConfig(class_weights={"B-X": 2}), steps=1
         )
 
 
@@ -185,3 +255,34 @@ def test_a_tag_that_training_lacks_is_named(tmp_path: Path, tiny_encoder_folder:
                 device="cpu",
             )
         )
+
+
+def test_rows_to_tag_come_from_a_named_column_and_bad_ones_can_be_left_out(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder, steps=2)
+
+    def tagged(name: str, content: str, **table: Any) -> tuple[int, list[list[str]]]:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        output = tmp_path / "out.jsonl"
+        summary = predict(
+            PredictConfig(
+                model=str(run),
+                data=str(tmp_path / name),
+                output=str(output),
+                table=TableConfig(**table),
+                precision="fp32",
+                device="cpu",
+                overwrite=True,
+            )
+        )
+        rows = [json.loads(line)["tokens"] for line in output.read_text().splitlines()]
+        assert summary.num_rows == len(rows)
+        return summary.skipped_rows, rows
+
+    table = "id,body\n1,good film\n2,the ox\n"
+    assert tagged("a.csv", table, text_column="body") == (0, [["good", "film"], ["the", "ox"]])
+    lines = '{"tokens": ["good", "film"]}\n{"tokens": ["a", " "]}\n{"text": 3}\n{"text": "ox"}\n'
+    assert tagged("a.jsonl", lines, bad_rows="skip") == (2, [["good", "film"], ["ox"]])
+    with pytest.raises(UserError, match=r"a\.jsonl:2: a token is empty .*--table\.bad_rows skip"):
+        tagged("a.jsonl", lines)

@@ -46,7 +46,11 @@ class RunState:
     best_step: int | None = None
     """Step it was seen at."""
 
+    least_loss: float | None = None
+    """Least validation loss so far, where the score is another metric."""
+
     evaluations_since_best: int = 0
+    """In a row in which neither the score nor the loss was better than ever before."""
 
     owes_evaluation: bool = False
     """Whether a signal cut short the evaluation of this very step: it has to be made first."""

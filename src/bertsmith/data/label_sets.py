@@ -3,7 +3,6 @@
 Shape legend: N examples, C labels.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.data.labels import in_order, stratified_holdout, unknown_label
-from bertsmith.data.tables import BadRowError, LabelledTable, label_name
+from bertsmith.data.tables import BadRowError, LabelledTable, json_list, label_name
 from bertsmith.errors import UserError
 
 LabelSet = tuple[str, ...]
@@ -81,17 +80,6 @@ def _is_there(cell: object, *, column: str) -> bool:
     if text in YES or text in NO:
         return text in YES
     raise BadRowError(f"{cell!r} is neither 0 nor 1 (column {column!r})")
-
-
-def json_list(text: str) -> list[object] | None:
-    """The list that a text writes in JSON; None if it writes none."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, list) else None
 
 
 def find_separator(cells: Sequence[str], *, known: Sequence[str] = ()) -> str | None:

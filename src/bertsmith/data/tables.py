@@ -4,6 +4,7 @@ Every row is either used or accounted for: a row that cannot be used stops the r
 place, or is skipped and counted (`bad_rows`).
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -306,6 +307,17 @@ def place_of(path: Path, row: int, line: int | None) -> str:
     """`file:line (row n)`, the way every message names a row."""
     name = "standard input" if str(path) == "-" else str(path)
     return f"{name}, row {row}" if line is None else f"{name}:{line} (row {row})"
+
+
+def json_list(text: str) -> list[object] | None:
+    """The list that a text writes in JSON; None if it writes none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
 
 
 def label_name(value: object, column: str = "label") -> str:

@@ -25,6 +25,7 @@ from bertsmith.hf.config_json import CONFIG_NAME
 from bertsmith.hf.keys import to_hf
 from bertsmith.hf.weights import open_safetensors, read_metadata, write_weights
 from bertsmith.model.config import LORA_TARGETS, LoraConfig
+from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of
 from bertsmith.model.token_classifier import TokenClassifier
@@ -35,6 +36,9 @@ ABOUT_FILE = "bertsmith_adapter.json"
 CHECKPOINT_FILE = "lora.safetensors"
 """Of a run's checkpoints. They have no `adapter_config.json`, for transformers would put the
 adapter onto weights that it is merged into already."""
+
+TOKEN_TASK, EMBEDDING_TASK = "TOKEN_CLS", "FEATURE_EXTRACTION"
+"""PEFT's names of two tasks."""
 
 HEADS = ("pooler", "classifier")
 """Children of a classifier that may be trained and saved beside adapters."""
@@ -76,9 +80,21 @@ def base_fingerprint(model: nn.Module, *, trained: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+def _task_type(model: nn.Module) -> str:
+    """PEFT's word for what a model is for."""
+    match model:
+        case SequenceClassifier():
+            return "SEQ_CLS"
+        case TokenClassifier():
+            return TOKEN_TASK
+        case SentenceEmbedder():
+            return EMBEDDING_TASK
+    raise AssertionError(f"no adapters are written of a {type(model).__name__}")
+
+
 def write_adapter(
     folder: Path,
-    model: SequenceClassifier | TokenClassifier,
+    model: nn.Module,
     config: LoraConfig,
     *,
     trained: Sequence[str],
@@ -99,8 +115,10 @@ def write_adapter(
         OSError: The disk is full or forbids it.
     """
     tensors: list[tuple[str, Tensor]] = []
+    is_bare = isinstance(model, SentenceEmbedder)  # to PEFT a BertModel, whose names have no bert.
     for name, adapter in adapters_of(model):
-        module = PREFIX + _hf_module(name)
+        module = _hf_module(name)
+        module = PREFIX + (module.removeprefix("bert.") if is_bare else module)
         tensors.append((f"{module}.lora_A.weight", adapter.down))
         tensors.append((f"{module}.lora_B.weight", adapter.up))
     saved = {}
@@ -112,13 +130,13 @@ def write_adapter(
     alpha = config.scale * config.rank
     content: dict[str, object] = {
         "peft_type": "LORA",
-        "task_type": "TOKEN_CLS" if isinstance(model, TokenClassifier) else "SEQ_CLS",
+        "task_type": _task_type(model),
         "base_model_name_or_path": about.base,
         "r": config.rank,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": config.dropout,
         "target_modules": _target_modules(config.targets),
-        "modules_to_save": list(saved),
+        "modules_to_save": list(saved) or None,
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,

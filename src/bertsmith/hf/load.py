@@ -184,6 +184,7 @@ def load_token_classifier(
     where: str | Path,
     *,
     labels: Sequence[str] | None,
+    objective: CrossEntropy | None = None,
     seed: int = 0,
     hidden_dropout_prob: float | None = None,
     attention_probs_dropout_prob: float | None = None,
@@ -194,6 +195,7 @@ def load_token_classifier(
         where: A model folder or a hub name.
         labels: Names of the tags, in the order of their ids. A stored head is kept if it was
             trained for just these, else it is new. None asks for the stored head as it is.
+        objective: What the scores are learned to be; None: cross-entropy, all tags alike.
         seed: A new head follows from it.
         hidden_dropout_prob: Overrides the checkpoint's.
         attention_probs_dropout_prob: Overrides the checkpoint's.
@@ -216,7 +218,7 @@ def load_token_classifier(
     elif num_stored is not None:
         keep_head = _has_names(labels, folder, num_stored)
     with torch.random.fork_rng(devices=[]):
-        model = TokenClassifier(config, num_labels=len(labels))
+        model = TokenClassifier(config, num_labels=len(labels), objective=objective)
     report = checkpoint.fill(
         model,
         parts=(("classifier",),),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,22 +17,30 @@ from bertsmith.hf.adapter import (
     ABOUT_FILE,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    EMBEDDING_TASK,
     HEADS,
     PREFIX,
     QKV,
+    TOKEN_TASK,
     AboutAdapter,
     base_fingerprint,
 )
 from bertsmith.hf.config_json import read_labels
 from bertsmith.hf.hub import resolve
 from bertsmith.hf.keys import Slot, canonical, from_hf
-from bertsmith.hf.load import load_classifier
-from bertsmith.hf.stored_model import listed
+from bertsmith.hf.load import load_classifier, load_encoder, load_token_classifier
+from bertsmith.hf.sentence import read_pooling
+from bertsmith.hf.stored_model import LoadReport, listed
 from bertsmith.hf.weights import StoredTensor, open_safetensors
 from bertsmith.model.config import LORA_TARGETS, LoraConfig
+from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.encoder import Block
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import attach_one, merged
+from bertsmith.model.token_classifier import TokenClassifier
+
+AdaptedModel = SequenceClassifier | TokenClassifier | SentenceEmbedder
+ModelT = TypeVar("ModelT", bound=AdaptedModel)
 
 _LOW_RANK = re.compile(r"(.+)\.lora_([AB])\.weight")
 
@@ -79,6 +87,9 @@ class StoredAdapter:
 
     about: AboutAdapter | None
     """None: another program wrote it."""
+
+    task_type: str
+    """What it is for, in peft's words; empty if it does not say."""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -129,11 +140,24 @@ def open_adapter(folder: Path) -> StoredAdapter:
         on_heads=on_heads,
         heads=heads,
         about=_read_about(folder),
+        task_type=str(content.get("task_type") or ""),
     )
 
 
-def load_adapted(where: str | Path, adapter: Path) -> tuple[SequenceClassifier, tuple[str, ...]]:
+def task_type_of(folder: Path) -> str:
+    """What an adapter is for, in peft's words; empty if it does not say.
+
+    Raises:
+        UserError: It is no adapter.
+    """
+    return str(_read_config(folder).get("task_type") or "")
+
+
+def load_adapted(where: str | Path, adapter: Path) -> tuple[AdaptedModel, tuple[str, ...]]:
     """A base with an adapter merged into it, in fp32 on the CPU, and the names of its classes.
+
+    Which head the model has follows from what the adapter says that it is for; an adapter that does
+    not say it is of a classifier of texts. A model of embeddings has no classes.
 
     Args:
         where: Folder or hub name of the base.
@@ -143,21 +167,43 @@ def load_adapted(where: str | Path, adapter: Path) -> tuple[SequenceClassifier, 
         UserError: One of them cannot be read, or the adapter is for another base.
     """
     folder, stored = resolve(where), open_adapter(adapter)
+    if stored.task_type == EMBEDDING_TASK:
+        if stored.trained or stored.on_heads:
+            raise UserError(
+                f"{adapter}: is for {EMBEDDING_TASK} and brings a head along; bertsmith has no "
+                "embeddings of that kind"
+            )
+        encoder, report = load_encoder(folder)
+        pooling = read_pooling(adapter) or read_pooling(folder) or "mean"
+        return _adapted(SentenceEmbedder(encoder, pooling=pooling), report, stored, folder), ()
     labels = _labels_of(folder, stored)
-    model, report = load_classifier(folder, labels=labels, norm="none")
+    model: SequenceClassifier | TokenClassifier
+    if stored.task_type == TOKEN_TASK:
+        model, report = load_token_classifier(folder, labels=labels)
+    else:
+        model, report = load_classifier(folder, labels=labels, norm="none")
     labels = labels or read_labels(folder, num_labels=model.classifier.out_features)
+    return _adapted(model, report, stored, folder), labels
+
+
+def _adapted(model: ModelT, report: LoadReport, stored: StoredAdapter, folder: Path) -> ModelT:
+    """The model of a base with the adapter merged into it.
+
+    Raises:
+        UserError: The adapter is for another base.
+    """
     lacking = [name for name in report.new if name not in stored.trained]
     if lacking:
         raise UserError(
-            f"{adapter}: brings no {lacking[0]} along and {folder} has none; name the base that it "
-            f"was trained on, {stored.base}"
+            f"{stored.folder}: brings no {lacking[0]} along and {folder} has none; name the base "
+            f"that it was trained on, {stored.base}"
         )
     if stored.about is not None and (
         base_fingerprint(model, trained=stored.trained) != stored.about.base_sha256
     ):
         raise UserError(_other_base(stored, folder))
     _put_on(model, stored, folder)
-    return merged(model), labels
+    return merged(model)
 
 
 def _labels_of(folder: Path, stored: StoredAdapter) -> tuple[str, ...] | None:
@@ -175,15 +221,15 @@ def _labels_of(folder: Path, stored: StoredAdapter) -> tuple[str, ...] | None:
 
 
 @torch.no_grad()
-def _put_on(model: SequenceClassifier, stored: StoredAdapter, folder: Path) -> None:
+def _put_on(model: AdaptedModel, stored: StoredAdapter, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in stored.heads.items():
-        if tensor.shape != tuple(parameters[name].shape):
+        if name not in parameters or tensor.shape != tuple(parameters[name].shape):
             raise UserError(_other_base(stored, folder))
         parameters[name].copy_(tensor.read_float32())
     for name, pair in stored.on_heads.items():
         up, down = pair["B"].read_float32(), pair["A"].read_float32()
-        if (up.shape[0], down.shape[1]) != tuple(parameters[name].shape):
+        if name not in parameters or (up.shape[0], down.shape[1]) != tuple(parameters[name].shape):
             raise UserError(_other_base(stored, folder))
         parameters[name].add_(up @ down, alpha=stored.config.scale)
     blocks = model.encoder.blocks

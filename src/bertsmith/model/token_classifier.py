@@ -4,7 +4,6 @@ Shape legend: T packed tokens, M words, D width, C tags.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import LossSum, MaskedBatch, PackedBatch
@@ -12,6 +11,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HEAD_SITE
+from bertsmith.model.objectives import CrossEntropy
 
 
 class TokenClassifier(nn.Module):
@@ -20,9 +20,18 @@ class TokenClassifier(nn.Module):
     Source: Devlin et al. 2019, section 5.3; `transformers.BertForTokenClassification`.
     """
 
-    def __init__(self, config: EncoderConfig, *, num_labels: int) -> None:
-        """Allocate; `initialize` or a checkpoint gives values."""
+    def __init__(
+        self, config: EncoderConfig, *, num_labels: int, objective: CrossEntropy | None = None
+    ) -> None:
+        """Allocate; `initialize` or a checkpoint gives values.
+
+        Args:
+            config: The encoder.
+            num_labels: Tags.
+            objective: The loss; None: cross-entropy, all tags alike.
+        """
         super().__init__()
+        self.objective = objective or CrossEntropy()
         self.encoder = Encoder(config)
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
@@ -42,9 +51,9 @@ class TokenClassifier(nn.Module):
         return logits_MC
 
     def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
-        """Cross-entropy of the words' tags, summed; 0 and no gradient if there are none."""
+        """The objective's loss over the words, summed; 0 and no gradient if there are none."""
         logits_MC = self.logits_MC(batch.inputs, batch.positions_M, dropout_seed=dropout_seed)
-        nats = F.cross_entropy(logits_MC.float(), batch.targets_M, reduction="sum")
+        nats = self.objective.nats(logits_MC.float(), batch.targets_M)
         return LossSum(nats=nats, num_targets=batch.num_targets)
 
     @torch.no_grad()

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from bertsmith.durable import why_not_written, write_folder
 from bertsmith.errors import UserError
 from bertsmith.hf import LoadReport, recover_model
@@ -18,10 +16,9 @@ from bertsmith.hf.adapter import (
     write_adapter,
     write_checkpoint_file,
 )
+from bertsmith.hf.stored_adapter import AdaptedModel
 from bertsmith.model.config import LoraConfig
-from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of, attach, freeze_encoder
-from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
 
 FOLDER = "adapter"
@@ -41,9 +38,7 @@ class Lora:
     trained: tuple[str, ...]
     """Children of the model that are trained besides."""
 
-    def put_on(
-        self, model: SequenceClassifier | TokenClassifier, checkpoint: Path | None = None
-    ) -> None:
+    def put_on(self, model: AdaptedModel, checkpoint: Path | None = None) -> None:
         """Attach adapters to the base; new ones, or a checkpoint's.
 
         Raises:
@@ -60,16 +55,14 @@ class Lora:
                 base=self.base,
             )
 
-    def write_in_checkpoint(
-        self, folder: Path, model: SequenceClassifier | TokenClassifier
-    ) -> None:
+    def write_in_checkpoint(self, folder: Path, model: AdaptedModel) -> None:
         """Write the file that `put_on` reads."""
         write_checkpoint_file(folder, model, trained=self.trained, base_sha256=self.base_sha256)
 
     def save(
         self,
         run_folder: Path,
-        model: SequenceClassifier | TokenClassifier,
+        model: AdaptedModel,
         *,
         labels: Sequence[str],
         write_more: Callable[[Path], None],
@@ -105,35 +98,42 @@ class Lora:
                 f"{folder}: cannot be written ({why_not_written(error, folder)})"
             ) from error
 
-    def describe(self, model: nn.Module) -> str:
+    def describe(self, model: AdaptedModel) -> str:
         """One line for the log."""
-        assert isinstance(model, SequenceClassifier | TokenClassifier), "adapters are on a head"
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in model.parameters()) - low_rank
+        of_heads = ""
+        if self.trained:
+            of_heads = f" and {trained - low_rank:,} in {' and '.join(self.trained)}"
         return (
             f"lora: rank {self.config.rank}, scale {self.config.scale:g}, on "
             f"{', '.join(self.config.targets)} of {len(model.encoder.blocks)} layers; "
-            f"{low_rank:,} parameters in adapters and {trained - low_rank:,} in "
-            f"{' and '.join(self.trained)} are trained, {whole:,} of the base stay or go along"
+            f"{low_rank:,} parameters in adapters{of_heads} are trained, {whole:,} of the base "
+            "stay or go along"
         )
 
 
-def lora_of(
+def lora_on(
     config: FinetuneConfig,
     source: Path,
-    model: SequenceClassifier | TokenClassifier,
+    model: AdaptedModel,
     report: LoadReport,
+    checkpoint: Path | None,
 ) -> Lora | None:
-    """What a run with adapters trains; None without.
+    """The adapters of a run, put on its model: new ones, or those of a checkpoint; None without.
 
-    The classifier is trained in any case, the pooler if the base has none.
+    A classifier is trained in any case, a pooler if the base has none.
 
     Args:
         config: Of the run.
         source: Folder of the base.
         model: As it was loaded from there.
         report: Of that.
+        checkpoint: Of the run; None: it begins.
+
+    Raises:
+        UserError: The rank, or the checkpoint, does not fit the model.
     """
     if not config.lora.is_on:
         return None
@@ -143,31 +143,17 @@ def lora_of(
             f"--lora.rank {config.lora.rank}: is more than the model's width {width}, so that "
             "adapters would be larger than what they adapt; 4 to 32 is usual"
         )
-    trained = tuple(head for head in HEADS if head == "classifier" or head in report.new)
+    children = [name for name, _ in model.named_children()]
+    trained = tuple(
+        head for head in HEADS if head in children and (head == "classifier" or head in report.new)
+    )
     is_here = Path(config.model).expanduser().exists()
-    return Lora(
+    lora = Lora(
         config=config.lora,
         seed=config.seed,
         base=str(source.absolute()) if is_here else config.model,
         base_sha256=base_fingerprint(model, trained=trained),
         trained=trained,
     )
-
-
-def lora_on(
-    config: FinetuneConfig,
-    source: Path,
-    model: nn.Module,
-    report: LoadReport,
-    checkpoint: Path | None,
-) -> Lora | None:
-    """As `lora_of`, the adapters put on the model: new ones, or those of a checkpoint.
-
-    None for a model that takes none.
-    """
-    if not isinstance(model, SequenceClassifier | TokenClassifier):
-        return None
-    lora = lora_of(config, source, model, report)
-    if lora is not None:
-        lora.put_on(model, checkpoint)
+    lora.put_on(model, checkpoint)
     return lora

@@ -7,7 +7,7 @@ Shape legend: N sequences, C classes.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -245,6 +245,20 @@ def adapter_folder(where: str) -> Path:
     return Path(where)
 
 
+def sole_adapter(adapters: Sequence[str]) -> str | None:
+    """The adapter of a model that takes one at a time; None without.
+
+    Raises:
+        UserError: There are more.
+    """
+    if len(adapters) > 1:
+        raise UserError(
+            f"--adapter: {len(adapters)} are given; several at once are for classifiers of texts, "
+            "of tags and embeddings give one"
+        )
+    return adapters[0] if adapters else None
+
+
 def open_classifier(
     where: str,
     *,
@@ -271,7 +285,10 @@ def open_classifier(
         model, _ = load_classifier(folder, labels=None)
         labels = read_labels(folder, num_labels=model.classifier.out_features)
     else:
-        model, labels = load_adapted(folder, adapter_folder(adapter))
+        adapted, labels = load_adapted(folder, adapter_folder(adapter))
+        if not isinstance(adapted, SequenceClassifier):
+            raise UserError(f"--adapter {adapter}: is of no classifier of texts")
+        model = adapted
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config).tokenizer
     task = read_task(folder if adapter is None else adapter_folder(adapter))

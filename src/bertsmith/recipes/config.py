@@ -220,8 +220,8 @@ class FinetuneConfig:
     text average_precision; of numbers spearman; of tags of spans span_f1."""
 
     patience: int | None = 6
-    """Evaluations without a better `monitor` before training stops; None: never. At two an epoch
-    six are three epochs: a small model may stand still for two before it learns."""
+    """Evaluations with neither a better `monitor` nor a lower loss before training stops; None:
+    never. At two an epoch six are three epochs."""
 
     table: TableConfig = field(default_factory=TableConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
@@ -786,8 +786,6 @@ def _check_objective(objective: Objective, packing: PackingConfig) -> None:
 
 
 def _check_embedding(config: FinetuneConfig) -> None:
-    if config.lora.is_on:
-        raise ValueError("lora is not for task embedding yet; leave it out")
     if config.head.norm != "none":
         raise ValueError("head.norm is for tasks with scores, not for task embedding")
     if config.examples_per_step < 2:

@@ -29,6 +29,7 @@ from bertsmith.data.corpus import (
     read_documents,
 )
 from bertsmith.data.table_files import open_records
+from bertsmith.data.tagging.sentences import has_spans, read_spans
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import DoctorConfig
@@ -140,7 +141,7 @@ def _kind_by_columns(path: Path) -> str:
     except UserError:
         return "table"
     records.close()
-    if tagged_columns(records.columns) is not None:
+    if tagged_columns(records.columns) is not None or has_spans(records.columns):
         return "tagged"
     return "table" if any(name.lower() in LABELS for name in records.columns) else "text"
 
@@ -183,10 +184,13 @@ def _tagged(path: Path, ruler: Ruler) -> Part:
     records = open_records(path)
     try:
         columns = tagged_columns(records.columns)
+        if columns is None and has_spans(records.columns):
+            check.look(read_spans(path))
+            return check.part()
         if columns is None:
             raise UserError(
-                f"{path}: holds no lists of tokens and tags; the columns are "
-                f"{', '.join(map(repr, records.columns))}"
+                f"{path}: holds neither lists of tokens and tags nor texts with entities; the "
+                f"columns are {', '.join(map(repr, records.columns))}"
             )
         check.look(read_tagged_rows(records, tokens=columns[0], tags=columns[1]))
     finally:

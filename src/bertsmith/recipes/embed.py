@@ -25,19 +25,22 @@ from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.hf import load_encoder
 from bertsmith.hf.sentence import read_pooling
+from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.recipes.classifier import (
     Task,
+    adapter_folder,
     ahead,
     fitting_tokenizer,
-    found_folder,
     logits_NC,
     longest_example,
     model_folder,
     read_task,
+    sole_adapter,
 )
-from bertsmith.recipes.config import EvaluateConfig, PredictConfig
+from bertsmith.recipes.config import Device, PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
+from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 
 ROWS_PER_CHUNK = 4096
@@ -69,33 +72,48 @@ class Embedder:
         return embeddings_ND
 
 
-def is_embedder(where: str) -> bool:
-    """Whether a model, by its folder, is one that gives embeddings."""
-    folder = found_folder(where)
-    return folder is not None and read_pooling(folder) is not None
+def open_embedder(
+    where: str,
+    *,
+    adapter: str | None = None,
+    max_sequence_tokens: int | None,
+    precision: Precision,
+    device: Device,
+) -> Embedder:
+    """Load a model of embeddings, ours or one of sentence-transformers.
 
-
-def open_embedder(config: EvaluateConfig | PredictConfig) -> Embedder:
-    """Load the model of a config, ours or one of sentence-transformers.
+    Args:
+        where: A model folder, a run folder or a hub name.
+        adapter: Folder of an adapter to merge into it; None: none.
+        max_sequence_tokens: Longest text; None: as in fine-tuning, or else the model's limit.
+        precision: Of the forward pass.
+        device: Where to run it.
 
     Raises:
-        UserError: It cannot be used, or an adapter is asked for.
+        UserError: It cannot be used.
     """
-    if config.adapter:
-        raise UserError("--adapter: a model of --task embedding takes none yet; leave it out")
-    folder = model_folder(config.model)
-    pooling = read_pooling(folder)
-    assert pooling is not None, "it is one"
-    encoder, _ = load_encoder(folder)
-    shape, task = encoder.config, read_task(folder)
-    asked = config.max_sequence_tokens
+    folder = model_folder(where)
+    if adapter is None:
+        pooling = read_pooling(folder)
+        if pooling is None:
+            raise UserError(
+                f"{folder}: gives no embeddings; run `bertsmith finetune --task embedding` first"
+            )
+        model = SentenceEmbedder(load_encoder(folder)[0], pooling=pooling)
+    else:
+        adapted, _ = load_adapted(folder, adapter_folder(adapter))
+        assert isinstance(adapted, SentenceEmbedder), "it is for one"
+        model = adapted
+    shape = model.encoder.config
+    task = read_task(folder if adapter is None else adapter_folder(adapter))
+    asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens
     longest = longest_example(asked, shape.max_position_embeddings, is_pair=False)
-    compute = choose_compute(config.precision, config.device)
+    compute = choose_compute(precision, device)
     return Embedder(
         folder=folder,
-        model=SentenceEmbedder(encoder, pooling=pooling).to(compute.device).eval(),
+        model=model.to(compute.device).eval(),
         tokenizer=ExampleTokenizer(
             fitting_tokenizer(folder, shape).tokenizer, max_sequence_tokens=longest
         ),
@@ -115,7 +133,13 @@ def predict_embeddings(config: PredictConfig) -> PredictSummary:
     if config.output == "-":
         raise UserError("--output: embeddings need a file that ends in .npy or .jsonl; name one")
     check_output(output, overwrite=config.overwrite, source=source, endings=(".npy", ".jsonl"))
-    embedder = open_embedder(config)
+    embedder = open_embedder(
+        config.model,
+        adapter=sole_adapter(config.adapter),
+        max_sequence_tokens=config.max_sequence_tokens,
+        precision=config.precision,
+        device=config.device,
+    )
     started_at_seconds = time.perf_counter()
     num_rows = num_cut = 0
     with TableReader(

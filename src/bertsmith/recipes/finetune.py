@@ -4,28 +4,18 @@ The wiring, from top to bottom. `model/` always holds the best weights so far: i
 whenever a judgement beats all before it, and never in part.
 """
 
-import hashlib
 import importlib
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from bertsmith.batch import StepShare
-from bertsmith.checkpoint.state import RunState
-from bertsmith.data.examples import BatchT, ExampleTokenizer, Steps, TrainingSteps
-from bertsmith.data.largest import largest_labelled
-from bertsmith.data.pair_steps import PairSteps
-from bertsmith.data.tagging.windows import largest_tagged
-from bertsmith.data.tokenizer import TextTokenizer
-from bertsmith.data.windows import overlap_unless_cut
+from bertsmith.data.examples import BatchT, Steps
 from bertsmith.errors import UserError
-from bertsmith.hf import LoadReport, load_token_classifier, read_config, recover_model
+from bertsmith.hf import recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
-from bertsmith.model.config import EncoderConfig
 from bertsmith.model.parts import EMBEDDINGS
-from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
 from bertsmith.parallel.world import World
@@ -34,18 +24,15 @@ from bertsmith.recipes.adapters import lora_on
 from bertsmith.recipes.block_memory import set_checkpointing
 from bertsmith.recipes.classifier import (
     describe_head,
-    fitting_tokenizer,
-    longest_example,
     model_folder,
 )
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import (
     Aside,
     FinetuneSummary,
-    TaskData,
-    TextRun,
     loop_config,
 )
+from bertsmith.recipes.forms import form_of_data
 from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
 from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
@@ -58,23 +45,11 @@ from bertsmith.recipes.ranks import (
     world_of,
 )
 from bertsmith.recipes.resume import identity_of
-from bertsmith.recipes.tagging.data import TaggingData, as_tagging, is_tagging, open_tagging
-from bertsmith.recipes.tagging.run import TaggingRun
-from bertsmith.recipes.task_data import (
-    Part,
-    TaskTables,
-    as_found,
-    encode_part,
-    read_task_tables,
-)
-from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.trained_parts import freeze, is_frozen, plan_trained_parts
 from bertsmith.recipes.training import Rig
 from bertsmith.report.run_folder import check_inputs_stay, check_run_folder
 from bertsmith.report.run_lock import RunLock
-from bertsmith.tasks.embedding import Embedding
 from bertsmith.train.interruption import Interruption, catch_signals
-from bertsmith.train.loop import LoopConfig
 from bertsmith.train.memory_reuse import reuse_freed_memory
 from bertsmith.train.optim import AdamW, group_parameters
 from bertsmith.train.precision import choose_compute
@@ -123,8 +98,9 @@ def _finetune(
     source = Path(world.on_main(lambda: str(model_folder(config.model))))
     at_once = devices_at_once(config.parallel, world, device=config.device)
     with world.working("the reading of the tables"):
-        data = open_data(config, source, at_once=at_once)
-    config = found_in(config, data, source)
+        form = form_of_data(config)
+        data = form.open(config, source, at_once=at_once)
+    config = form.found_in(config, data, source)
     world.check_same("data", {"fingerprint": data.fingerprint})
     identity = identity_of(
         config,
@@ -134,7 +110,7 @@ def _finetune(
     )
     lines: list[str] = []
     checkpoint, is_changed = agreed_checkpoint(world, config, identity, lines.append)
-    model, report = open_model(config, data, source if config.lora.is_on else checkpoint or source)
+    model, report = form.load(config, data, source if config.lora.is_on else checkpoint or source)
     lora = lora_on(config, source, model, report, checkpoint)
     model.to(compute.device)
     set_checkpointing(config.checkpointing, model.encoder, compute, say=lines.append)
@@ -177,13 +153,13 @@ def _finetune(
         lines.append(lora.describe(model))
     settings = loop_config(config, data)
     table = Table(
-        num_labels=max(len(data.tables.labels), 1),
+        num_labels=form.num_outputs(data),
         trained_rows=vocabulary.num_rows,
         longest=data.longest_example,
         tokens_of_step=data.most_tokens(config.examples_per_step),
         tokens_to_judge=int(data.dev.examples.lengths_N.sum()),
         has_pooler=lora is not None and "pooler" not in lora.trained,
-        reads_words=isinstance(data, TaggingData) or isinstance(data.tables.kind, Embedding),
+        reads_words=form.reads_all(data),
     )
     planned = plan_run(
         lambda: finetuning_shape(config, model.encoder.config, ground, table),
@@ -210,44 +186,11 @@ def _finetune(
         planned=planned,
     )
     aside = Aside(vocabulary=vocabulary, identity=identity, source=source, lora=lora)
-    return _carry_out(config, rig, model, data, state, settings=settings, aside=aside, world=world)
-
-
-def _carry_out(
-    config: FinetuneConfig,
-    rig: Rig,
-    model: TextModel | TokenClassifier,
-    data: TaskData | TaggingData,
-    state: RunState,
-    *,
-    settings: LoopConfig,
-    aside: Aside,
-    world: World,
-) -> FinetuneSummary:
-    """Make the run of the data's kind, and let it train."""
-    vocabulary, longest = aside.vocabulary, data.longest_example
-    if isinstance(data, TaggingData):
-        assert isinstance(model, TokenClassifier)
-        tagging = TaggingRun(config, rig, model, data, state, aside=aside)
-        steps, windows, tags_W = data.steps, data.train.windows, data.train.tags_W
-        return tagging.carry_out(
-            lambda start: shares_from(steps, vocabulary, start, world),
-            settings,
-            lambda tokens: vocabulary.narrowed(
-                largest_tagged(windows, tags_W, tokens=tokens, longest=longest)
-            ),
-        )
-    assert not isinstance(model, TokenClassifier)
-    part, labelled_steps = data.train, data.steps
-    run = TextRun(config, rig, model, data, state, aside=aside)
+    run = form.run(config, rig, model, data, state, aside=aside)
     return run.carry_out(
-        lambda start: shares_from(labelled_steps, vocabulary, start, world),
+        lambda start: shares_from(data.steps, vocabulary, start, world),
         settings,
-        lambda tokens: vocabulary.narrowed(
-            data.steps.alone(
-                largest_labelled(part.examples, part.targets_W, tokens=tokens, longest=longest)
-            )
-        ),
+        lambda tokens: vocabulary.narrowed(form.largest(data, tokens=tokens)),
     )
 
 
@@ -260,131 +203,6 @@ def check_output(config: FinetuneConfig) -> bool:
     for name in ("model", adapters.FOLDER):
         recover_model(Path(config.output) / name)
     return True
-
-
-def open_data(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData | TaggingData:
-    """Read, check and tokenise the data, of whichever form; as `open_task`."""
-    if is_tagging(config):
-        return open_tagging(config, source, at_once=at_once)
-    return open_task(config, source, at_once=at_once)
-
-
-def found_in(config: FinetuneConfig, data: TaskData | TaggingData, source: Path) -> FinetuneConfig:
-    """The config with what `auto` came to, for a model that comes from `source`."""
-    if isinstance(data, TaggingData):
-        return as_tagging(config, data.tables.kind)
-    return as_found(config, data.tables.kind, source)
-
-
-def open_model(
-    config: FinetuneConfig, data: TaskData | TaggingData, folder: Path
-) -> tuple[TextModel | TokenClassifier, LoadReport]:
-    """The model of a folder, with the head that the data asks for.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    if isinstance(data, TaggingData):
-        return load_token_classifier(
-            folder,
-            labels=data.tables.labels,
-            seed=config.seed,
-            hidden_dropout_prob=config.hidden_dropout_prob,
-            attention_probs_dropout_prob=config.attention_probs_dropout_prob,
-        )
-    dropout = Dropout(
-        hidden=config.hidden_dropout_prob, attention=config.attention_probs_dropout_prob
-    )
-    return load_text_model(folder, config, data.tables, dropout=dropout)
-
-
-def open_task(config: FinetuneConfig, source: Path, *, at_once: int) -> TaskData:
-    """Read, check and tokenise the tables.
-
-    Args:
-        config: Names them.
-        source: Folder of the checkpoint, whose tokenizer is used.
-        at_once: Devices that share a step.
-
-    Raises:
-        UserError: A table, the tokenizer or a setting does not fit.
-    """
-    tables = read_task_tables(config)
-    tokenizer, longest = fit_tokenizer(config, source, tables)
-    overlap = None  # an embedding is of one window
-    if not tables.kind.is_apart:
-        is_pair = tables.columns.pair is not None
-        overlap = overlap_unless_cut(
-            config.window,
-            asked_longest=config.max_sequence_tokens,
-            longest=longest,
-            num_special=tokenizer.tokenizer.num_special_tokens_to_add(is_pair),
-        )
-    encoder = ExampleTokenizer(
-        tokenizer.tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap
-    )
-    train_part = encode_part(tables.kind, tables.train, tables.train_labels_N, encoder)
-    return TaskData(
-        tables=tables,
-        train=train_part,
-        dev=encode_part(tables.kind, tables.dev, tables.dev_labels_N, encoder),
-        steps=_steps_of(config, tables, train_part, at_once=at_once),
-        longest=longest,
-        overlap_tokens=overlap,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint_of_tables(tables),
-    )
-
-
-def _steps_of(
-    config: FinetuneConfig, tables: TaskTables, part: Part, *, at_once: int
-) -> TrainingSteps:
-    if isinstance(tables.kind, Embedding):
-        return PairSteps(
-            part.examples,
-            part.labels_N,
-            texts_per_row=tables.kind.texts_per_row,
-            examples_per_step=config.examples_per_step,
-            tokens_per_pack=config.tokens_per_pack,
-            seed=config.seed,
-            at_once=at_once,
-        )
-    return TrainingSteps(
-        part.examples,
-        part.targets_W,
-        examples_per_step=config.examples_per_step,
-        tokens_per_pack=config.tokens_per_pack,
-        seed=config.seed,
-        at_once=at_once,
-        weights_N=tables.objective.weights(part.targets_W),
-    )
-
-
-def fit_tokenizer(
-    config: FinetuneConfig, source: Path, tables: TaskTables
-) -> tuple[TextTokenizer, int]:
-    """The checkpoint's tokenizer and the longest example, checked against the model.
-
-    Raises:
-        UserError: They do not fit the model.
-    """
-    shape: EncoderConfig = read_config(source)
-    is_pair = tables.columns.pair is not None and not tables.kind.is_apart
-    if is_pair and shape.type_vocab_size < 2:
-        raise UserError(f"{source}: has one token type, so it cannot tell two texts apart")
-    longest = longest_example(
-        config.max_sequence_tokens, shape.max_position_embeddings, is_pair=is_pair
-    )
-    return fitting_tokenizer(source, shape), longest
-
-
-def fingerprint_of_tables(tables: TaskTables) -> str:
-    """sha256 of all that is learned from and judged by."""
-    digest = hashlib.sha256()
-    for table in (tables.train, tables.dev):
-        content = [table.texts, table.pairs, table.labels]
-        digest.update(json.dumps(content, separators=(",", ":")).encode())
-    return digest.hexdigest()
 
 
 def shares_from(

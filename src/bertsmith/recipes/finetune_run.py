@@ -2,19 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
-
-import torch
+from typing import Any, Generic, Protocol, TypeVar
 
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
-from bertsmith.data.examples import TrainingSteps, packs_by_length
-from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
-from bertsmith.errors import UserError
+from bertsmith.data.examples import Examples, Steps
+from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.metrics import LOWER_IS_BETTER, Metrics
@@ -24,20 +21,11 @@ from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.flops import training_flop
 from bertsmith.model.lora import merged
 from bertsmith.model.parts import EMBEDDINGS
-from bertsmith.model.token_classifier import TokenClassifier
-from bertsmith.parallel.world import dealt
 from bertsmith.recipes.adapters import Lora
 from bertsmith.recipes.best_model import BestModel
-from bertsmith.recipes.classifier import (
-    Task,
-    logits_NC,
-    read_task,
-)
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.run_checkpoints import WrittenFirst
-from bertsmith.recipes.tagging.data import TaggedTables, TaggingData
-from bertsmith.recipes.task_data import Part, TaskTables
-from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
+from bertsmith.recipes.text_model import FinetunedModel
 from bertsmith.recipes.trained_parts import is_frozen
 from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
@@ -50,8 +38,6 @@ from bertsmith.report.run_folder import (
     versions,
 )
 from bertsmith.report.training_log import TrainingLog
-from bertsmith.tasks.decisions import Decisions
-from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
 
 JUDGEMENTS_AN_EPOCH = 2
@@ -135,33 +121,107 @@ class FinetuneSummary:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskData:
-    """The task, tokenised."""
+class Part(Protocol):
+    """What is learned from, or judged by, tokenised."""
 
-    tables: TaskTables
-    train: Part
-    dev: Part
-    steps: TrainingSteps
-    longest: int
-    """Most tokens of an example."""
+    @property
+    def table(self) -> Sized:
+        """Its rows: texts, sentences or questions."""
+        ...
 
-    overlap_tokens: int | None
-    """That the windows of a longer text share; None: such a text is cut."""
+    @property
+    def examples(self) -> Examples:
+        """Its sequences."""
+        ...
 
-    tokenizer: TextTokenizer
-    fingerprint: str
+
+class Kind(Protocol):
+    """What sort of answers a model of the data gives."""
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """Metrics that a line of progress shows."""
+        ...
+
+    def describe(self, names: Sequence[str], /) -> str:
+        """What such a model is, in a few words for its card."""
+        ...
+
+
+class Tables(Protocol):
+    """The data as it was read, for people."""
+
+    @property
+    def kind(self) -> Kind:
+        """Of its answers."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the model's outputs; none if they have no names."""
+        ...
+
+    @property
+    def num_leaked(self) -> int:
+        """Rows to judge by that stand in the training part too."""
+        ...
+
+    def describe(self) -> list[str]:
+        """What a person should know before training, a line each."""
+        ...
+
+
+class FinetuneData(Protocol):
+    """A task, tokenised, as a run asks for it."""
+
+    @property
+    def tables(self) -> Tables:
+        """As they were read."""
+        ...
+
+    @property
+    def train(self) -> Part:
+        """To learn from."""
+        ...
+
+    @property
+    def dev(self) -> Part:
+        """To judge by."""
+        ...
+
+    @property
+    def steps(self) -> Steps[Any]:
+        """What each step sees."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence."""
+        ...
+
+    @property
+    def overlap_tokens(self) -> int | None:
+        """That the windows of a longer text share; None: such a text is cut."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Of the model."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all that is learned from and judged by."""
+        ...
 
     @property
     def longest_example(self) -> int:
-        """Tokens of the longest there is, in either part."""
-        return max(int(part.examples.lengths_N.max()) for part in (self.train, self.dev))
+        """Tokens of the longest sequence there is, in either part."""
+        ...
 
     def most_tokens(self, num_examples: int) -> int:
         """Tokens that so many examples to learn from have together, at most."""
-        lengths_N = self.train.examples.lengths_N
-        num_examples *= len(lengths_N) // len(self.train.table)  # texts apart
-        return int(lengths_N.topk(min(num_examples, len(lengths_N))).values.sum())
+        ...
 
 
 def rank_of(scores: Mapping[str, float], monitor: str) -> float:
@@ -174,8 +234,8 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
-ModelT = TypeVar("ModelT", bound=TextModel | TokenClassifier)
-DataT = TypeVar("DataT", bound=TaskData | TaggingData)
+ModelT = TypeVar("ModelT", bound=FinetunedModel)
+DataT = TypeVar("DataT", bound=FinetuneData)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +302,11 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     def _num_parameters(self) -> int:
         trained = sum(p.numel() for p in self._model.parameters())
         return trained + self._vocabulary.num_parameters_aside
+
+    @property
+    @abstractmethod
+    def hub_task(self) -> str:
+        """The hub's name of the task."""
 
     def say_banner(self) -> None:
         """What is about to run, before time is spent on it."""
@@ -311,6 +376,9 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         self._log.scores(scores, state)
         value = rank_of(scores, self._config.monitor)
         is_best = state.best_value is None or value > state.best_value
+        # A young model finds no span yet, or always the same class, while its loss falls.
+        is_learning = state.least_loss is None or scores["loss"] < state.least_loss
+        state = replace(state, least_loss=scores["loss"] if is_learning else state.least_loss)
         shown = ", ".join(
             f"{name.replace('_f1', ' F1').replace('_', ' ')} {scores[name]:.4f}"
             for name in self._data.tables.kind.headline
@@ -318,9 +386,8 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         self._speaker.say(f"step {state.step:,}: {shown}" + (" (best)" if is_best else ""))
         if not is_best:
             is_new = state.value is None  # else a finished run is judged again: it counted already
-            return replace(
-                state, value=value, evaluations_since_best=state.evaluations_since_best + is_new
-            )
+            standing = 0 if is_learning else state.evaluations_since_best + is_new
+            return replace(state, value=value, evaluations_since_best=standing)
         model = self._strategy.whole_model(self._model)
 
         def write(best: ModelT) -> None:
@@ -338,7 +405,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
                     )
 
             if self._lora is not None:
-                assert not isinstance(best, SentenceEmbedder), "adapters are on a head"
                 self._lora.save(self._folder, best, labels=labels, write_more=write_more)
             save_model(self._folder / "model", merged(best), labels=labels, write_more=write_more)
 
@@ -352,7 +418,7 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         )
 
     def should_stop(self, state: RunState) -> bool:
-        """Whether so many judgements in a row were no better than the best."""
+        """Whether so many judgements in a row had neither a better score nor a lower loss."""
         patience = self._config.patience
         return patience is not None and state.evaluations_since_best >= patience
 
@@ -379,7 +445,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""
         model = self.new_model(checkpoint if self._lora is None else self._source)
         if self._lora is not None:
-            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.put_on(model, checkpoint)
         return model
 
@@ -387,7 +452,6 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         """A checkpoint's model: nobody judged its weights, so it has no scores."""
         write_model_files(folder, merged(model), labels=self._data.tables.labels)
         if self._lora is not None:
-            assert not isinstance(model, SentenceEmbedder), "adapters are on a head"
             self._lora.write_in_checkpoint(folder, model)
         self.write_beside(folder, step, scores={})
 
@@ -405,14 +469,15 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         if summary.stopped_early:
             self._speaker.say(
                 f"stopped early: {outcome.state.evaluations_since_best} judgements without a "
-                f"better {self._config.monitor}"
+                f"better {self._config.monitor} or a lower loss"
             )
 
         def write() -> bool:
             self.check_folder()
             scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
             self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
-            write_card(self._folder, finetune_card(self._config, summary, self._data.tables))
+            card = finetune_card(self._config, summary, self._data.tables, hub_task=self.hub_task)
+            write_card(self._folder, card)
             return True
 
         self._world.on_main(write)
@@ -463,82 +528,7 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         return summary
 
 
-class TextRun(FinetuneRun[TextModel, TaskData]):
-    """Judges by one row of scores a text, or by its embedding."""
-
-    _decisions = Decisions()
-    """How scores became answers when the model was judged last."""
-
-    def documents_of(self, error: BadStepError) -> str:
-        """Rows of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.packs(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
-        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
-        owners_N = self._data.train.examples.owners_N
-        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack})
-        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
-        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
-
-    def new_model(self, folder: Path) -> TextModel:
-        """The model of a folder, with the run's head."""
-        return load_text_model(folder, self._config, self._data.tables, dropout=Dropout())[0]
-
-    def read_best(self) -> Task | None:
-        """What stands beside the best weights."""
-        return read_task(self._folder / "model")
-
-    def judge(self, max_tokens: int | None) -> Metrics:
-        """Scores on every example of the dev part, each on one rank; nothing random is drawn.
-
-        `max_tokens` is that of one pass, as in training.
-        """
-        dev, names = self._data.dev, self._data.tables.labels
-        packs = packs_by_length(
-            dev.examples.lengths_N,
-            range(len(dev.examples)),
-            tokens_per_pack=max_tokens or self._config.tokens_per_pack,
-        )
-        scores_WC = torch.zeros(len(dev.examples), self._model.num_outputs)
-        for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
-            self._world.beat("the judging")
-            found_NC = logits_NC(self._model, dev.examples.pack(rows), self._compute)
-            if number is not None:
-                scores_WC[torch.tensor(rows)] = found_NC
-        kind = self._data.tables.kind
-        scores_NC = kind.merged(
-            self._world.sum_tensor(scores_WC),
-            dev.examples.owners_N,
-            merge=self._config.window.merge,
-        )
-        try:
-            self._decisions = kind.decide(self._config.decide, scores_NC, dev.labels_N)
-            return kind.metrics(scores_NC, dev.labels_N, names, self._decisions)
-        except FloatingPointError as error:
-            raise UserError(
-                f"after step {self.state.step:,} the model gives scores that are not finite; "
-                "the best model so far stands; try a lower --optim.learning_rate"
-            ) from error
-
-    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
-        """The tokenizer, told how long the model's texts are, and the task."""
-        tokenizer = self._data.tokenizer
-        longest = {"model_max_length": self._data.longest}
-        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
-        task = Task(
-            columns=self._data.tables.columns,
-            max_sequence_tokens=self._data.longest,
-            overlap_tokens=self._data.overlap_tokens,
-            merge=self._config.window.merge,
-            step=step,
-            scores=scores,
-            problem_type=self._data.tables.kind.problem_type,
-            label_separator=self._data.tables.kind.label_separator,
-            decisions=self._decisions.as_json(self._data.tables.labels),
-        )
-        task.write(folder)
-
-
-def loop_config(config: FinetuneConfig, data: TaskData | TaggingData) -> LoopConfig:
+def loop_config(config: FinetuneConfig, data: FinetuneData) -> LoopConfig:
     """The loop's budget and cadences."""
     steps = data.steps
     num_steps = config.steps or max(1, math.ceil(config.epochs * steps.steps_per_epoch))
@@ -559,21 +549,14 @@ def loop_config(config: FinetuneConfig, data: TaskData | TaggingData) -> LoopCon
     )
 
 
-def card_task(tables: TaskTables | TaggedTables) -> str:
-    """The hub's name of the task."""
-    if isinstance(tables, TaggedTables):
-        return "token-classification"
-    return "sentence-similarity" if tables.kind.is_apart else "text-classification"
-
-
 def finetune_card(
-    config: FinetuneConfig, summary: FinetuneSummary, tables: TaskTables | TaggedTables
+    config: FinetuneConfig, summary: FinetuneSummary, tables: Tables, *, hub_task: str
 ) -> ModelCard:
     """The model card of a fine-tuned model."""
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
     return ModelCard(
         title=f"{Path(config.model).name}, fine-tuned on {Path(config.data).name}",
-        task=card_task(tables),
+        task=hub_task,
         fits_transformers=config.head.norm != "layer",
         summary=f"A BERT {tables.kind.describe(tables.labels)}, fine-tuned by bertsmith.",
         data={

@@ -1,12 +1,15 @@
 """`bertsmith merge`: a base and an adapter in, one model folder out, for programs without LoRA."""
 
+import shutil
 from pathlib import Path
 
 from bertsmith.data.tokenizer import load_tokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import recover_model, save_model
+from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.hf.stored_adapter import load_adapted
-from bertsmith.recipes.classifier import adapter_folder, model_folder, read_task
+from bertsmith.model.embedder import SentenceEmbedder
+from bertsmith.recipes.classifier import TASK_FILE, adapter_folder, model_folder
 from bertsmith.recipes.config import MergeConfig
 
 
@@ -29,12 +32,20 @@ def merge_folders(config: MergeConfig) -> Path:
     model, labels = load_adapted(source, adapter)
     has_tokenizer = (adapter / "tokenizer.json").exists()
     tokenizer = load_tokenizer(adapter if has_tokenizer else source)
-    task = read_task(adapter)
+    longest = tokenizer.config.get("model_max_length")
+    limit = model.encoder.config.max_position_embeddings
 
     def write_more(fresh: Path) -> None:
         write_tokenizer(fresh, tokenizer)
-        if task is not None:
-            task.write(fresh)
+        if (adapter / TASK_FILE).exists():
+            shutil.copyfile(adapter / TASK_FILE, fresh / TASK_FILE)
+        if isinstance(model, SentenceEmbedder):
+            write_sentence_files(
+                fresh,
+                pooling=model.pooling,
+                width=model.num_outputs,
+                max_sequence_tokens=min(longest, limit) if isinstance(longest, int) else limit,
+            )
 
     save_model(output, model, labels=labels, write_more=write_more)
     return output

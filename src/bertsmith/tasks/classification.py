@@ -24,6 +24,34 @@ from bertsmith.tasks.kind import Answer, Said, TaskKind
 from bertsmith.tasks.windows import Merge, log_of, merge_windows
 
 
+def cross_entropy_of(loss: LossConfig, targets: Tensor, names: Sequence[str]) -> CrossEntropy:
+    """The loss of classes as a config asks for it.
+
+    Args:
+        loss: Of the config.
+        targets: Class ids to learn from, int64: some weights follow from how many of each there
+            are.
+        names: Of the classes.
+
+    Raises:
+        UserError: A weight for a label that nobody has.
+    """
+    counts_C = torch.bincount(targets, minlength=len(names))
+    by_label = loss.weight_by_label
+    weights_C: Tensor | None = None
+    if by_label is not None:
+        weights_C = weights.given(by_label, names)
+    elif loss.class_weights == "balanced":
+        weights_C = weights.balanced(counts_C)
+    elif loss.class_weights == "effective":
+        weights_C = weights.effective(counts_C, loss.effective_beta)
+    return CrossEntropy(
+        class_weights_C=None if weights_C is None else tuple(weights_C.tolist()),
+        label_smoothing=loss.label_smoothing,
+        focal_gamma=loss.focal_gamma,
+    )
+
+
 @dataclass(frozen=True)
 class Classification(TaskKind[str]):
     """Targets are class ids, int64."""
@@ -56,20 +84,7 @@ class Classification(TaskKind[str]):
 
     def objective(self, loss: LossConfig, targets: Tensor, names: Sequence[str]) -> Objective:
         """Cross-entropy."""
-        counts_C = torch.bincount(targets, minlength=len(names))
-        by_label = loss.weight_by_label
-        weights_C: Tensor | None = None
-        if by_label is not None:
-            weights_C = weights.given(by_label, names)
-        elif loss.class_weights == "balanced":
-            weights_C = weights.balanced(counts_C)
-        elif loss.class_weights == "effective":
-            weights_C = weights.effective(counts_C, loss.effective_beta)
-        return CrossEntropy(
-            class_weights_C=None if weights_C is None else tuple(weights_C.tolist()),
-            label_smoothing=loss.label_smoothing,
-            focal_gamma=loss.focal_gamma,
-        )
+        return cross_entropy_of(loss, targets, names)
 
     def check_decide(self, config: DecideConfig) -> None:
         """The likeliest class is the answer: there is no threshold."""

@@ -93,11 +93,16 @@ def _read_weights(given: str | dict[str, float]) -> dict[str, float]:
             raise ValueError(form) from None
     if not isinstance(content, dict) or not content:
         raise ValueError(form)
+    weights = {}
     for label, weight in content.items():
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not is_number or not 0.0 < weight < math.inf:
+        try:  # YAML reads 1e-06 as a text, for it has no point
+            number = math.nan if isinstance(weight, bool) else float(weight)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0.0 < number < math.inf:
             raise ValueError(f"class_weights gives {label!r} the weight {weight!r}; it must be > 0")
-    return {str(label): float(weight) for label, weight in content.items()}
+        weights[str(label)] = number
+    return weights
 
 
 @dataclass(frozen=True, kw_only=True)

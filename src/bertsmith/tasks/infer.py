@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertsmith.data.config import TableConfig
-from bertsmith.data.label_sets import find_separator, json_list
+from bertsmith.data.label_sets import find_separator
 from bertsmith.data.labels import FEW_ROWS
 from bertsmith.data.scores import as_number
-from bertsmith.data.tables import LabelledTable, is_missing
+from bertsmith.data.tables import LabelledTable, is_missing, json_list
 from bertsmith.errors import UserError
 from bertsmith.tasks.classification import Classification
 from bertsmith.tasks.config import TaskName

@@ -17,7 +17,7 @@ from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
-from bertsmith.data.tables import label_name
+from bertsmith.data.tables import json_list, label_name
 from bertsmith.errors import UserError
 
 LONGEST_LABEL_CHARACTERS = 200
@@ -53,7 +53,8 @@ class TableCheck:
             self._float_labels,
             self._huge,
             self._headers,
-        ) = (Tally() for _ in range(10))
+            self._vectors,
+        ) = (Tally() for _ in range(11))
 
     def look(self, records: Records) -> None:
         """Read every row; a file that ends in damage is told in the findings."""
@@ -117,9 +118,15 @@ class TableCheck:
 
     def _label(self, value: object, place: str) -> str | None:
         """The label's name; that of a list is its names with commas."""
+        if isinstance(value, str) and (listed := json_list(value)) is not None:
+            value = listed
         if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
             self._has_lists = True
-            value = ",".join(str(v).strip() for v in value)
+            names = [str(v).strip() for v in value]
+            if len(set(names)) < len(names):
+                self._vectors.add(place, shortened(", ".join(names)))
+                return None
+            value = ",".join(names)
             if not value:  # no label of several is an answer too
                 return "" if self._has_lists else None
         is_nan = isinstance(value, float) and math.isnan(value)
@@ -229,6 +236,14 @@ class TableCheck:
             f"rows have a label that is neither word nor number ({self._odd_labels.example})",
             total=total,
             advice="Write a word, a number or a list of words.",
+        )
+        found += self._vectors.findings(
+            "repeated_in_list",
+            "error",
+            "rows have a list of labels with one of them twice, as a row of 0 and 1 has (the "
+            f"first: {self._vectors.example})",
+            total=total,
+            advice="Write names, or make a column for each label (--table.label_columns).",
         )
         found += self._headers.findings(
             "repeated_header",

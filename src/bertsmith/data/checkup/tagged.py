@@ -16,6 +16,10 @@ from bertsmith.errors import UserError
 TAGGED_LINE = re.compile(r"\S\s+(O|[BIESMLU]-\S+)\s*$")
 LOOKED_AT_BYTES = 1 << 14
 
+_CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ffff"
+_WORD = re.compile(rf"[{_CHINESE}]|[^\W_{_CHINESE}]+|[^\w\s]|_")
+"""A Chinese character, a run of letters and digits, or a sign."""
+
 TOKENS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "pos_tags", "labels", "upos")
 """Names of the columns that hold lists."""
@@ -43,6 +47,11 @@ def tagged_columns(names: tuple[str, ...]) -> tuple[int, int] | None:
     tokens = next((by_name[n] for n in TOKENS if n in by_name), None)
     tags = next((by_name[n] for n in TAGS if n in by_name), None)
     return None if tokens is None or tags is None else (tokens, tags)
+
+
+def plain_words(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text stand, about as BERT's tokenizers part it, if none is at hand."""
+    return [match.span() for match in _WORD.finditer(text)]
 
 
 def looks_tagged(path: Path) -> bool:

@@ -14,6 +14,7 @@ from bertsmith.data.checkup.tagged import (
     TAGS,
     TOKENS,
     TaggedSentence,
+    plain_words,
     read_conll,
     read_tagged_rows,
 )
@@ -30,6 +31,7 @@ ALSO_CONLL = (".tsv", ".txt")
 """A file with one of these is CoNLL if tags are asked for."""
 
 SPANS = ("entities", "spans")
+TEXTS_AND_SPANS = "texts and their spans"
 TEXT = "text"
 
 Split = Callable[[str], Sequence[tuple[int, int]]]
@@ -92,7 +94,6 @@ def form_of(path: Path, *, is_asked: bool) -> str | None:
     if ending in (".jsonl", ".ndjson", ".parquet"):
         records = open_records(path)
         with closing(records):
-            names = {name.lower() for name in records.columns}
             first = next((r for r in records.rows if r.fault is None), None)
         if first is not None:
             lists = {
@@ -102,14 +103,20 @@ def form_of(path: Path, *, is_asked: bool) -> str | None:
             }
             if lists & set(TOKENS) and lists & set(TAGS):
                 return "lists of tokens and tags"
-            if TEXT in names and lists & set(SPANS):
-                return "texts and their spans"
+            if has_spans(records.columns) and lists & set(SPANS):
+                return TEXTS_AND_SPANS
     if is_asked:
         raise UserError(
             f"{path}: holds no tagged words; give CoNLL ({', '.join(CONLL_ENDINGS)}, .tsv, .txt), "
             "or JSONL with lists `tokens` and `tags`, or with `text` and `entities`"
         )
     return None
+
+
+def has_spans(columns: Sequence[str]) -> bool:
+    """Whether columns with these names are texts and spans of them."""
+    names = {name.lower() for name in columns}
+    return TEXT in names and not names.isdisjoint(SPANS)
 
 
 def read_tagged(path: Path, config: TableConfig, *, split: Split) -> TaggedFile:
@@ -148,6 +155,23 @@ def read_tagged(path: Path, config: TableConfig, *, split: Split) -> TaggedFile:
         skipped_rows=num_skipped,
         first_skipped=first_skipped,
     )
+
+
+def read_spans(path: Path) -> Iterator[TaggedSentence]:
+    """Every row of texts and their spans as a tagged sentence, read past every fault.
+
+    Words are parted without a tokenizer.
+
+    Raises:
+        UserError: The file cannot be opened or is damaged.
+    """
+    for line, made in _read(path, TEXTS_AND_SPANS, plain_words, [0]):
+        try:
+            one = made()
+        except _FaultError as fault:
+            yield TaggedSentence(line=line, tokens=(), tags=(), lines=(), fault=str(fault))
+            continue
+        yield TaggedSentence(line=line, tokens=one.words, tags=one.tags, lines=one.lines)
 
 
 def _read(

@@ -9,7 +9,7 @@ sentences; R1 = R + 1, S1 = S + 1; M words that a pack reads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -187,8 +187,9 @@ class TaggingSteps(Steps[MaskedBatch]):
         tokens_per_pack: int,
         seed: int,
         at_once: int = 1,
+        weights_W: Tensor | None = None,
     ) -> None:
-        """As `Steps`; `tags_W` are tag ids, int64."""
+        """As `Steps`; `tags_W` are tag ids, int64, and `weights_W` those of the loss's terms."""
         super().__init__(
             windows.examples,
             examples_per_step=examples_per_step,
@@ -196,10 +197,13 @@ class TaggingSteps(Steps[MaskedBatch]):
             seed=seed,
             at_once=at_once,
         )
-        self._windows, self._tags_W = windows, tags_W
+        self._windows, self._tags_W, self._weights_W = windows, tags_W, weights_W
 
     def _batch(self, rows: list[int]) -> MaskedBatch:
-        return self._windows.batch(rows, self._tags_W)[0]
+        batch, words_M = self._windows.batch(rows, self._tags_W)
+        if self._weights_W is None:
+            return batch
+        return replace(batch, weights_M=self._weights_W[words_M])
 
 
 def largest_tagged(windows: Windows, tags_W: Tensor, *, tokens: int, longest: int) -> MaskedBatch:

@@ -24,8 +24,10 @@ from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import read_config
+from bertsmith.model.objectives import CrossEntropy
 from bertsmith.recipes.classifier import fitting_tokenizer, longest_example
 from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.tasks.classification import cross_entropy_of
 from bertsmith.tasks.config import DecideConfig
 from bertsmith.tasks.tagging import Tagging
 
@@ -52,6 +54,9 @@ class TaggedTables:
 
     kind: Tagging
     labels: tuple[str, ...]
+    objective: CrossEntropy
+    """The loss, its weights taken from the words to learn from."""
+
     lines: tuple[str, ...]
     num_leaked: int
     """Sentences to judge by that stand in the training part too."""
@@ -158,8 +163,15 @@ def open_tagging(config: FinetuneConfig, source: Path, *, at_once: int) -> Taggi
             f"warning: {num_leaked:,} of the {len(dev):,} sentences to judge by stand in the "
             "training part too; the scores flatter"
         )
+    objective = cross_entropy_of(config.loss, train_part.tags_W, labels)
     return TaggingData(
-        tables=TaggedTables(kind=kind, labels=labels, lines=tuple(lines), num_leaked=num_leaked),
+        tables=TaggedTables(
+            kind=kind,
+            labels=labels,
+            objective=objective,
+            lines=tuple(lines),
+            num_leaked=num_leaked,
+        ),
         train=train_part,
         dev=dev_part,
         steps=TaggingSteps(
@@ -169,6 +181,7 @@ def open_tagging(config: FinetuneConfig, source: Path, *, at_once: int) -> Taggi
             tokens_per_pack=config.tokens_per_pack,
             seed=config.seed,
             at_once=at_once,
+            weights_W=objective.weights(train_part.tags_W),
         ),
         longest=longest,
         overlap_tokens=overlap,
@@ -289,8 +302,6 @@ def _why(file: TaggedFile) -> str:
 def _refuse_what_is_not_for_tags(config: FinetuneConfig) -> None:
     if config.head.norm != "none":
         raise UserError("--head.norm: is for heads on whole texts, and this task is tokens")
-    if not config.loss.is_plain:
-        raise UserError("--loss: is for labels of whole texts, and this task is tokens")
     if config.window.merge != WindowConfig().merge:
         raise UserError("--window.merge: is for labels of whole texts, and this task is tokens")
     if config.decide != DecideConfig():

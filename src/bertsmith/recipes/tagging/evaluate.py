@@ -3,42 +3,28 @@
 import csv
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from bertsmith.errors import UserError
 from bertsmith.metrics.bootstrap import intervals
-from bertsmith.metrics.spans import SentenceCounts, TagMetrics, tag_metrics
+from bertsmith.metrics.spans import SentenceCounts, tag_metrics
 from bertsmith.recipes.config import EvaluateConfig
+from bertsmith.recipes.evaluation import Evaluation
 from bertsmith.recipes.predictions import check_output, whole_file
 from bertsmith.recipes.tagging.data import TaggedPart, describe_file, encode_part, read_found
 from bertsmith.recipes.tagging.task import Tagger, open_tagger
 from bertsmith.report.csv_cells import csv_cell
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaggerEvaluation:
-    """What was found."""
-
-    metrics: TagMetrics
-    intervals: Mapping[str, tuple[float, float]]
-    skipped_rows: int
-    precision: str
-    seconds: float
-
-
-def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
+def evaluate_tagger(config: EvaluateConfig) -> Evaluation:
     """Score every word of a file.
 
     Raises:
         UserError: The model or the file cannot be used, or the mistakes cannot be written.
     """
     path = Path(config.data)
-    if config.adapter is not None:
-        raise UserError("--adapter: is for models of whole texts; a run's model/ has it merged")
     if config.errors is not None:
         check_output(
             Path(config.errors),
@@ -49,6 +35,7 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         )
     tagger = open_tagger(
         config.model,
+        adapter=config.adapter,
         max_sequence_tokens=config.max_sequence_tokens,
         precision=config.precision,
         device=config.device,
@@ -62,7 +49,9 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
         tagger.labels,
         tagger.tokenizer,
         path=path,
-        known_from=f"the model {config.model}",
+        known_from=f"the model {config.model}"
+        if config.adapter is None
+        else f"the adapter {config.adapter}",
     )
     logits_WC = tagger.logits_WC(part.windows, tokens_per_pack=config.tokens_per_pack)
     has_spans = tagger.kind.has_spans
@@ -73,13 +62,17 @@ def evaluate_tagger(config: EvaluateConfig) -> TaggerEvaluation:
     def scores_of(rows_N: Tensor) -> dict[str, float]:
         return tag_metrics([counts[i] for i in rows_N.tolist()], has_spans=has_spans).by_name()
 
-    return TaggerEvaluation(
+    return Evaluation(
+        model=config.model,
+        adapter=config.adapter,
+        data=config.data,
         metrics=tag_metrics(counts, has_spans=has_spans),
         intervals=intervals(
             scores_of, num_rows=len(counts), num_samples=config.bootstrap, seed=config.seed
         )
         if config.bootstrap
         else {},
+        num_cut=0,
         skipped_rows=file.skipped_rows,
         precision=tagger.compute.name,
         seconds=time.perf_counter() - started_at_seconds,

@@ -22,6 +22,8 @@ from bertsmith.train.guard import BadStepError
 class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
     """Judges by all words of the dev part; a row of a step is a window."""
 
+    hub_task = "token-classification"
+
     def documents_of(self, error: BadStepError) -> str:
         """Sentences of the bad pack, or of the whole step, by file and line."""
         packs = self._steps.packs(error.step)
@@ -35,7 +37,10 @@ class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
     def new_model(self, folder: Path) -> TokenClassifier:
         """The model of a folder, with the run's head."""
         return load_token_classifier(
-            folder, labels=self._data.tables.labels, seed=self._config.seed
+            folder,
+            labels=self._data.tables.labels,
+            objective=self._data.tables.objective,
+            seed=self._config.seed,
         )[0]
 
     def read_best(self) -> TaggingTask | None:

@@ -12,14 +12,14 @@ from bertsmith.batch import MaskedBatch
 from bertsmith.data.tagging.windows import FRAME_TOKENS, Windows, WindowTokenizer
 from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
-from bertsmith.hf import load_token_classifier, read_labels, tags_tokens
-from bertsmith.hf.config_json import CONFIG_NAME
+from bertsmith.hf import load_token_classifier, read_labels
+from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.classifier import (
     TASK_FILE,
+    adapter_folder,
     ahead,
     fitting_tokenizer,
-    found_folder,
     longest_example,
     model_folder,
 )
@@ -102,15 +102,10 @@ def logits_MC(model: TokenClassifier, batch: MaskedBatch, compute: Compute) -> T
     return scores_MC.float().cpu()
 
 
-def is_tagger(where: str) -> bool:
-    """Whether a model folder, a run folder or a hub name has a model that tags words."""
-    folder = found_folder(where)
-    return folder is not None and (folder / CONFIG_NAME).exists() and tags_tokens(folder)
-
-
 def open_tagger(
     where: str,
     *,
+    adapter: str | None = None,
     max_sequence_tokens: int | None,
     precision: Precision,
     device: Device,
@@ -119,19 +114,26 @@ def open_tagger(
 
     Args:
         where: A model folder, a run folder or a hub name.
+        adapter: Folder of an adapter to merge into it, which then says the task; None: none.
         max_sequence_tokens: Of a window; None: as in fine-tuning, or else the model's limit.
         precision: Of the forward pass.
         device: Where to run it.
 
     Raises:
-        UserError: It is no tagger, or its tokenizer is missing or does not fit.
+        UserError: It is no tagger, or its tokenizer is missing or does not fit; or the adapter
+            cannot be read, or is for another base.
     """
     folder = model_folder(where)
-    model, _ = load_token_classifier(folder, labels=None)
-    labels = read_labels(folder, num_labels=model.classifier.out_features)
+    if adapter is None:
+        model, _ = load_token_classifier(folder, labels=None)
+        labels = read_labels(folder, num_labels=model.classifier.out_features)
+    else:
+        adapted, labels = load_adapted(folder, adapter_folder(adapter))
+        assert isinstance(adapted, TokenClassifier), "the adapter is for one"
+        model = adapted
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config)
-    task = read_tagging_task(folder)
+    task = read_tagging_task(folder if adapter is None else adapter_folder(adapter))
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens

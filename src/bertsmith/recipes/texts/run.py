@@ -1,0 +1,99 @@
+"""A fine-tuning run whose model gives a text one row of scores, or its embedding."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bertsmith.data.examples import packs_by_length
+from bertsmith.data.tokenizer import write_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.metrics import Metrics
+from bertsmith.parallel.world import dealt
+from bertsmith.recipes.classifier import Task, logits_NC, read_task
+from bertsmith.recipes.finetune_run import FinetuneRun
+from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
+from bertsmith.recipes.texts.data import TaskData
+from bertsmith.tasks.decisions import Decisions
+from bertsmith.train.guard import BadStepError
+
+
+class TextRun(FinetuneRun[TextModel, TaskData]):
+    """Judges by one row of scores a text, or by its embedding."""
+
+    _decisions = Decisions()
+    """How scores became answers when the model was judged last."""
+
+    @property
+    def hub_task(self) -> str:
+        """By whether texts have scores or embeddings."""
+        return "sentence-similarity" if self._data.tables.kind.is_apart else "text-classification"
+
+    def documents_of(self, error: BadStepError) -> str:
+        """Rows of the bad pack, or of the whole step, by file and line."""
+        packs = self._steps.packs(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
+        owners_N = self._data.train.examples.owners_N
+        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack})
+        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
+        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+
+    def new_model(self, folder: Path) -> TextModel:
+        """The model of a folder, with the run's head."""
+        return load_text_model(folder, self._config, self._data.tables, dropout=Dropout())[0]
+
+    def read_best(self) -> Task | None:
+        """What stands beside the best weights."""
+        return read_task(self._folder / "model")
+
+    def judge(self, max_tokens: int | None) -> Metrics:
+        """Scores on every example of the dev part, each on one rank; nothing random is drawn.
+
+        `max_tokens` is that of one pass, as in training.
+        """
+        dev, names = self._data.dev, self._data.tables.labels
+        packs = packs_by_length(
+            dev.examples.lengths_N,
+            range(len(dev.examples)),
+            tokens_per_pack=max_tokens or self._config.tokens_per_pack,
+        )
+        scores_WC = torch.zeros(len(dev.examples), self._model.num_outputs)
+        for number, rows in dealt(packs, self._world, stop_asked=self.stop_asked):
+            self._world.beat("the judging")
+            found_NC = logits_NC(self._model, dev.examples.pack(rows), self._compute)
+            if number is not None:
+                scores_WC[torch.tensor(rows)] = found_NC
+        kind = self._data.tables.kind
+        scores_NC = kind.merged(
+            self._world.sum_tensor(scores_WC),
+            dev.examples.owners_N,
+            merge=self._config.window.merge,
+        )
+        try:
+            self._decisions = kind.decide(self._config.decide, scores_NC, dev.labels_N)
+            return kind.metrics(scores_NC, dev.labels_N, names, self._decisions)
+        except FloatingPointError as error:
+            raise UserError(
+                f"after step {self.state.step:,} the model gives scores that are not finite; "
+                "the best model so far stands; try a lower --optim.learning_rate"
+            ) from error
+
+    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """The tokenizer, told how long the model's texts are, and the task."""
+        tokenizer = self._data.tokenizer
+        longest = {"model_max_length": self._data.longest}
+        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+        task = Task(
+            columns=self._data.tables.columns,
+            max_sequence_tokens=self._data.longest,
+            overlap_tokens=self._data.overlap_tokens,
+            merge=self._config.window.merge,
+            step=step,
+            scores=scores,
+            problem_type=self._data.tables.kind.problem_type,
+            label_separator=self._data.tables.kind.label_separator,
+            decisions=self._decisions.as_json(self._data.tables.labels),
+        )
+        task.write(folder)
