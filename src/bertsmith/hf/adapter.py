@@ -27,6 +27,7 @@ from bertsmith.hf.weights import open_safetensors, read_metadata, write_weights
 from bertsmith.model.config import LORA_TARGETS, LoraConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of
+from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -36,8 +37,11 @@ CHECKPOINT_FILE = "lora.safetensors"
 """Of a run's checkpoints. They have no `adapter_config.json`, for transformers would put the
 adapter onto weights that it is merged into already."""
 
-HEADS = ("pooler", "classifier")
-"""Children of a classifier that may be trained and saved beside adapters."""
+Adaptable = SequenceClassifier | TokenClassifier | SpanModel
+"""Models that adapters can be put on."""
+
+HEADS = ("pooler", "classifier", "span_scores")
+"""Children of such a model that may be trained and saved beside adapters."""
 
 PREFIX = "base_model.model."
 """How PEFT's names of tensors begin."""
@@ -78,7 +82,7 @@ def base_fingerprint(model: nn.Module, *, trained: Sequence[str]) -> str:
 
 def write_adapter(
     folder: Path,
-    model: SequenceClassifier | TokenClassifier,
+    model: Adaptable,
     config: LoraConfig,
     *,
     trained: Sequence[str],
@@ -112,7 +116,7 @@ def write_adapter(
     alpha = config.scale * config.rank
     content: dict[str, object] = {
         "peft_type": "LORA",
-        "task_type": "TOKEN_CLS" if isinstance(model, TokenClassifier) else "SEQ_CLS",
+        "task_type": _task_type(model),
         "base_model_name_or_path": about.base,
         "r": config.rank,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
@@ -190,6 +194,17 @@ def _hf_module(adapter_name: str) -> str:
         names = to_hf(f"{block}.qkv.weight")
         return names[QKV.index(target)].removesuffix(".weight")
     return to_hf(f"{block}.{target}.weight")[0].removesuffix(".weight")
+
+
+def _task_type(model: Adaptable) -> str:
+    """PEFT's name of what a model is for."""
+    match model:
+        case SequenceClassifier():
+            return "SEQ_CLS"
+        case TokenClassifier():
+            return "TOKEN_CLS"
+        case SpanModel():
+            return "QUESTION_ANS"
 
 
 def _target_modules(targets: Sequence[str]) -> list[str] | str:

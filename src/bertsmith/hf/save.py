@@ -16,6 +16,7 @@ from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
+from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 
 TOKENIZER_FILES = (
@@ -27,7 +28,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer folder may hold; only the first is needed."""
 
-Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder | TokenClassifier
+Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder | TokenClassifier | SpanModel
 
 
 def write_model_files(
@@ -150,5 +151,7 @@ def _task_of(model: Model) -> Task:
             return "classifier"
         case TokenClassifier():
             return "token_classifier"
+        case SpanModel():
+            return "span_model"
         case Encoder() | SentenceEmbedder():
             return "encoder"

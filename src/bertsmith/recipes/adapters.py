@@ -13,15 +13,14 @@ from bertsmith.hf import LoadReport, recover_model
 from bertsmith.hf.adapter import (
     HEADS,
     AboutAdapter,
+    Adaptable,
     base_fingerprint,
     read_checkpoint_file,
     write_adapter,
     write_checkpoint_file,
 )
 from bertsmith.model.config import LoraConfig
-from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of, attach, freeze_encoder
-from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
 
 FOLDER = "adapter"
@@ -41,9 +40,7 @@ class Lora:
     trained: tuple[str, ...]
     """Children of the model that are trained besides."""
 
-    def put_on(
-        self, model: SequenceClassifier | TokenClassifier, checkpoint: Path | None = None
-    ) -> None:
+    def put_on(self, model: Adaptable, checkpoint: Path | None = None) -> None:
         """Attach adapters to the base; new ones, or a checkpoint's.
 
         Raises:
@@ -60,16 +57,14 @@ class Lora:
                 base=self.base,
             )
 
-    def write_in_checkpoint(
-        self, folder: Path, model: SequenceClassifier | TokenClassifier
-    ) -> None:
+    def write_in_checkpoint(self, folder: Path, model: Adaptable) -> None:
         """Write the file that `put_on` reads."""
         write_checkpoint_file(folder, model, trained=self.trained, base_sha256=self.base_sha256)
 
     def save(
         self,
         run_folder: Path,
-        model: SequenceClassifier | TokenClassifier,
+        model: Adaptable,
         *,
         labels: Sequence[str],
         write_more: Callable[[Path], None],
@@ -107,7 +102,7 @@ class Lora:
 
     def describe(self, model: nn.Module) -> str:
         """One line for the log."""
-        assert isinstance(model, SequenceClassifier | TokenClassifier), "adapters are on a head"
+        assert isinstance(model, Adaptable), "adapters are on a head"
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in model.parameters()) - low_rank
@@ -122,12 +117,12 @@ class Lora:
 def lora_of(
     config: FinetuneConfig,
     source: Path,
-    model: SequenceClassifier | TokenClassifier,
+    model: Adaptable,
     report: LoadReport,
 ) -> Lora | None:
     """What a run with adapters trains; None without.
 
-    The classifier is trained in any case, the pooler if the base has none.
+    The head is trained in any case, the pooler if the base has none.
 
     Args:
         config: Of the run.
@@ -143,7 +138,9 @@ def lora_of(
             f"--lora.rank {config.lora.rank}: is more than the model's width {width}, so that "
             "adapters would be larger than what they adapt; 4 to 32 is usual"
         )
-    trained = tuple(head for head in HEADS if head == "classifier" or head in report.new)
+    trained = tuple(
+        head for head in HEADS if hasattr(model, head) and (head != "pooler" or head in report.new)
+    )
     is_here = Path(config.model).expanduser().exists()
     return Lora(
         config=config.lora,
@@ -165,7 +162,7 @@ def lora_on(
 
     None for a model that takes none.
     """
-    if not isinstance(model, SequenceClassifier | TokenClassifier):
+    if not isinstance(model, Adaptable):
         return None
     lora = lora_of(config, source, model, report)
     if lora is not None:
