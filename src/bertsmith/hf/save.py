@@ -53,6 +53,8 @@ def write_model_files(
     """
     if isinstance(model, SentenceEmbedder):  # beside the encoder it has nothing of its own
         model, labels = model.encoder, None
+    if isinstance(model, SpanModel):  # its two scores have no names
+        labels = None
     encoder = model if isinstance(model, Encoder) else model.encoder
     prefix = "encoder." if isinstance(model, Encoder) else ""
     parameters: dict[str, Tensor] = dict(model.named_parameters())

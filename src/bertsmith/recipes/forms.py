@@ -6,11 +6,12 @@ from bertsmith.hf.config_json import CONFIG_NAME
 from bertsmith.recipes.classifier import found_folder
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.form import Form
+from bertsmith.recipes.questions.form import Questions
 from bertsmith.recipes.tagging.form import Tags
 from bertsmith.recipes.texts.form import Embeddings, Texts
 
 TEXTS = Texts()
-FORMS: tuple[Form[Any, Any], ...] = (Tags(), Embeddings(), TEXTS)
+FORMS: tuple[Form[Any, Any], ...] = (Tags(), Questions(), Embeddings(), TEXTS)
 """In the order in which they are asked; the last one takes what is left."""
 
 
