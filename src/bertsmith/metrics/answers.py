@@ -10,6 +10,7 @@ Source:
     Rajpurkar et al. 2016, section 6.1, and 2018, with their evaluation scripts' rules.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -167,24 +168,28 @@ def best_null_threshold(
 ) -> float:
     """The threshold over which no answer is said, for the best F1 over all questions.
 
-    As the official script's `best_f1_thresh`: at first all questions are said to have no answer;
-    then, by rising margin, one after the other gets its span. Of equal F1s the lowest threshold.
+    The F1 is that of the official script's `best_f1_thresh`: at first all questions are said to
+    have no answer; then, by rising margin, one after the other gets its span. Of equal F1s the
+    lowest threshold. It lies halfway to the next margin, so that rounding decides nothing.
 
     Args:
-        margins_Q: By how much no answer scores more than the best span.
+        margins_Q: By how much no answer scores more than the best span; infinite without a span.
         span_f1s_Q: F1 of the best span, which is 0 where there is no answer.
         has_answer_Q: Whether there is one.
     """
-    finite = [margin for margin in margins_Q if abs(margin) != float("inf")]
-    best_threshold = min(finite, default=0.0) - 1.0
-    right = best = float(sum(not one for one in has_answer_Q))
-    order = sorted(range(len(margins_Q)), key=lambda i: margins_Q[i])
-    for place, i in enumerate(order):
-        right += span_f1s_Q[i] if has_answer_Q[i] else -1.0
-        is_last_of_equals = place + 1 == len(order) or margins_Q[order[place + 1]] > margins_Q[i]
-        if is_last_of_equals and right > best and margins_Q[i] < float("inf"):
-            best, best_threshold = right, margins_Q[i]
-    return best_threshold
+    gains: dict[float, float] = {}
+    for margin, f1, has_answer in zip(margins_Q, span_f1s_Q, has_answer_Q, strict=True):
+        if math.isfinite(margin):
+            gains[margin] = gains.get(margin, 0.0) + (f1 if has_answer else -1.0)
+    steps = sorted(gains)
+    if not steps:
+        return 0.0
+    threshold, right, best = steps[0] - 1.0, 0.0, 0.0
+    for margin, after in zip(steps, [*steps[1:], steps[-1] + 2.0], strict=True):
+        right += gains[margin]
+        if right > best:
+            threshold, best = (margin + after) / 2, right
+    return threshold
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -26,11 +26,24 @@ from bertsmith.recipes.questions.task import (
 from bertsmith.tasks.questions import judged, score_spans, tuned_threshold
 from bertsmith.train.guard import BadStepError
 
+USE = """```
+bertsmith predict --model model --data questions.jsonl --output answers.jsonl
+```
+
+with lines such as
+
+```
+{"id": "1", "question": "Who came?", "context": "A man came. He was old."}
+```
+
+In `transformers` the model is an `AutoModelForQuestionAnswering`."""
+
 
 class QuestionRun(FinetuneRun[SpanModel, QuestionData]):
     """Judges by the answer to every question of the dev part; a row of a step is a window."""
 
     hub_task = "question-answering"
+    use = USE
     _null_threshold: float | None = None
     """As it was best when the model was judged last."""
 
