@@ -394,13 +394,13 @@ class DoctorConfig:
     """Look data over before anything is trained on it: what is wrong, where, what to do."""
 
     data: str
-    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), or a file or folder
-    of texts."""
+    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), questions on texts
+    (SQuAD's .json, or a question a row), or a file or folder of texts."""
 
     eval: str | None = None
     """File to judge by: what has leaked into `data`, and labels that `data` lacks, are told."""
 
-    kind: Literal["auto", "table", "tagged", "text"] = "auto"
+    kind: Literal["auto", "table", "tagged", "questions", "text"] = "auto"
     """What the data is. auto: as endings and columns say."""
 
     tokenizer: str | None = None

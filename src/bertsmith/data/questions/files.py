@@ -100,25 +100,35 @@ class QuestionReader:
         self._has_answers = has_answers
 
     def __iter__(self) -> Iterator[Question]:
-        is_squad = self.form == "SQuAD JSON"
-        items = self._of_squad() if is_squad else self._of_rows()
+        for place, made in self.each():
+            if isinstance(made, Question):
+                yield made
+                continue
+            message = f"{place}: {made}"
+            if not self._skips:
+                raise UserError(f"{message}; {SKIP_HINT}")
+            self.num_skipped += 1
+            self.first_skipped = self.first_skipped or message
+
+    def each(self) -> Iterator[tuple[str, Question | QuestionFaultError]]:
+        """Every question's place, and the question or why it cannot be used.
+
+        Raises:
+            UserError: The file as a whole cannot be read.
+        """
         places: dict[str, str] = {}
-        for place, make in items:
+        for place, make in self._of_squad() if self.form == "SQuAD JSON" else self._of_rows():
+            made: Question | QuestionFaultError
             try:
                 made = make()
-                if made.id in places:
-                    raise QuestionFaultError(
-                        f"the id {made.id!r} is that of {places[made.id]}, too; ids must differ"
-                    )
             except QuestionFaultError as fault:
-                message = f"{place}: {fault}"
-                if not self._skips:
-                    raise UserError(f"{message}; {SKIP_HINT}") from None
-                self.num_skipped += 1
-                self.first_skipped = self.first_skipped or message
-                continue
-            places[made.id] = place
-            yield made
+                made = fault
+            else:
+                first = places.setdefault(made.id, place)
+                if first != place:
+                    said = f"the id {made.id!r} is that of {first}, too; ids must differ"
+                    made = QuestionFaultError(said, "repeated")
+            yield place, made
 
     def _of_squad(self) -> Iterator[Item]:
         articles = _object(read_json(self.path), "data", where=f"{self.path}")

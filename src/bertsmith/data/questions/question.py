@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bertsmith.data.tables import LONE_SURROGATE
 
@@ -36,8 +36,17 @@ class Question:
         return tuple(answer.text for answer in self.answers)
 
 
+Fault = Literal["unreadable", "misplaced", "repeated"]
+"""Sorts of what is wrong with a question: what it says, where its answer stands, its id."""
+
+
 class QuestionFaultError(Exception):
     """Why a question cannot be used."""
+
+    def __init__(self, said: str, fault: Fault = "unreadable") -> None:
+        """What is wrong, in words and by its sort."""
+        super().__init__(said)
+        self.fault: Fault = fault
 
 
 def read_text(content: Mapping[str, object], key: str) -> str:
@@ -132,13 +141,15 @@ def _checked(text: object, start: object, context: str) -> GoldAnswer:
     if not 0 <= start < len(context):
         raise QuestionFaultError(
             f"the answer {shown} begins at {start}, outside the context of {len(context)} "
-            f"characters; {_elsewhere(text, context, start)}"
+            f"characters; {_elsewhere(text, context, start)}",
+            "misplaced",
         )
     if not context.startswith(text, start):
         there = context[start : start + min(len(text), 40)]
         raise QuestionFaultError(
             f"the answer {shown} does not stand at {start}, where {there!r} stands; "
-            f"{_elsewhere(text, context, start)}"
+            f"{_elsewhere(text, context, start)}",
+            "misplaced",
         )
     return GoldAnswer(text, start)
 
