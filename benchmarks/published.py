@@ -4,10 +4,10 @@
         --work FOLDER [--only rte mrpc ...] [--seeds 5] [--threads 2]
 
 Both sides train the same weights with the same settings (bf16, batches of 32, learning rate 5e-5
-falling to 0, no warm-up, weight decay 0.01, 128 tokens) and are judged once, at the end. Sets, sides
-and seeds take turns, so that what was done when it is stopped is a table. A run that FOLDER has
-already is not made again. Sets that the peer's script does not know (labels by the list, a tag a
-word) are run by us alone. Prints a Markdown table of means and standard deviations, and writes
+falling to 0, no warm-up, weight decay 0.01, 128 tokens) and are judged once, at the end. Sets,
+sides and seeds take turns, so that what was done when it is stopped is a table. A run that FOLDER
+has already is not made again. Sets that the peer's script does not know (labels by the list, a tag
+a word) are run by us alone. Prints a Markdown table of means and standard deviations, and writes
 published.json into FOLDER.
 
 FOLDER of the tasks holds one folder a set, as `train.*` and `dev.*` (or `test.*`).

@@ -158,7 +158,7 @@ def test_adapters_are_written_for_peft_and_merged_into_the_model(
     assert rows[0] == rows[1] == rows[2]
     assert scores[1] == pytest.approx(scores[0], rel=1e-5)
     assert scores[2] == pytest.approx(scores[0], rel=1e-5)
-    with pytest.raises(UserError, match="of tags and embeddings give one"):
+    with pytest.raises(UserError, match="of tags, answers and embeddings give one"):
         predict(
             PredictConfig(
                 model=str(tiny_encoder_folder),

@@ -10,7 +10,13 @@ What reads a config alone needs no torch, so the rest is imported when it is ask
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.hf.config_json import parse_config, read_config, read_labels, tags_tokens
+from bertsmith.hf.config_json import (
+    finds_answers,
+    parse_config,
+    read_config,
+    read_labels,
+    tags_tokens,
+)
 
 if TYPE_CHECKING:
     from bertsmith.hf.hub import resolve
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
         load_encoder,
         load_masked_lm,
         load_paired_lm,
+        load_span_model,
         load_token_classifier,
     )
     from bertsmith.hf.save import TOKENIZER_FILES, recover_model, save_model, write_model_files
@@ -32,6 +39,7 @@ _PLACES = {
     "load_encoder": "load",
     "load_masked_lm": "load",
     "load_paired_lm": "load",
+    "load_span_model": "load",
     "load_token_classifier": "load",
     "TOKENIZER_FILES": "save",
     "recover_model": "save",
@@ -45,10 +53,12 @@ __all__ = [
     "TOKENIZER_FILES",
     "LoadReport",
     "check_vocabulary",
+    "finds_answers",
     "load_classifier",
     "load_encoder",
     "load_masked_lm",
     "load_paired_lm",
+    "load_span_model",
     "load_token_classifier",
     "parse_config",
     "read_config",

@@ -28,6 +28,7 @@ from bertsmith.model.config import LORA_TARGETS, LoraConfig
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import adapters_of
+from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -37,11 +38,14 @@ CHECKPOINT_FILE = "lora.safetensors"
 """Of a run's checkpoints. They have no `adapter_config.json`, for transformers would put the
 adapter onto weights that it is merged into already."""
 
-TOKEN_TASK, EMBEDDING_TASK = "TOKEN_CLS", "FEATURE_EXTRACTION"
-"""PEFT's names of two tasks."""
+TOKEN_TASK, EMBEDDING_TASK, ANSWER_TASK = "TOKEN_CLS", "FEATURE_EXTRACTION", "QUESTION_ANS"
+"""PEFT's names of tasks that are not of whole texts."""
 
-HEADS = ("pooler", "classifier")
-"""Children of a classifier that may be trained and saved beside adapters."""
+Adaptable = SequenceClassifier | TokenClassifier | SpanModel | SentenceEmbedder
+"""Models that adapters can be put on."""
+
+HEADS = ("pooler", "classifier", "span_scores")
+"""Children of such a model that may be trained and saved beside adapters."""
 
 PREFIX = "base_model.model."
 """How PEFT's names of tensors begin."""
@@ -80,21 +84,9 @@ def base_fingerprint(model: nn.Module, *, trained: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _task_type(model: nn.Module) -> str:
-    """PEFT's word for what a model is for."""
-    match model:
-        case SequenceClassifier():
-            return "SEQ_CLS"
-        case TokenClassifier():
-            return TOKEN_TASK
-        case SentenceEmbedder():
-            return EMBEDDING_TASK
-    raise AssertionError(f"no adapters are written of a {type(model).__name__}")
-
-
 def write_adapter(
     folder: Path,
-    model: nn.Module,
+    model: Adaptable,
     config: LoraConfig,
     *,
     trained: Sequence[str],
@@ -208,6 +200,19 @@ def _hf_module(adapter_name: str) -> str:
         names = to_hf(f"{block}.qkv.weight")
         return names[QKV.index(target)].removesuffix(".weight")
     return to_hf(f"{block}.{target}.weight")[0].removesuffix(".weight")
+
+
+def _task_type(model: Adaptable) -> str:
+    """PEFT's name of what a model is for."""
+    match model:
+        case SequenceClassifier():
+            return "SEQ_CLS"
+        case TokenClassifier():
+            return TOKEN_TASK
+        case SpanModel():
+            return ANSWER_TASK
+        case SentenceEmbedder():
+            return EMBEDDING_TASK
 
 
 def _target_modules(targets: Sequence[str]) -> list[str] | str:

@@ -30,7 +30,7 @@ OWN_MODEL_TYPE = "bertsmith-bert"
 """The model type of a BERT with a head that `transformers` has not: it refuses what it does not
 know, where under its own name it would leave part of the head out and give other scores."""
 
-Task = Literal["encoder", "masked_lm", "paired_lm", "classifier", "token_classifier"]
+Task = Literal["encoder", "masked_lm", "paired_lm", "classifier", "token_classifier", "span_model"]
 
 _ARCHITECTURES: dict[Task, str] = {
     "encoder": "BertModel",
@@ -38,6 +38,7 @@ _ARCHITECTURES: dict[Task, str] = {
     "paired_lm": "BertForPreTraining",
     "classifier": "BertForSequenceClassification",
     "token_classifier": "BertForTokenClassification",
+    "span_model": "BertForQuestionAnswering",
 }
 
 _INTEGERS = (
@@ -118,8 +119,17 @@ def read_problem_type(folder: Path) -> str | None:
 
 def tags_tokens(folder: Path) -> bool:
     """Whether a saved model says of itself that its head gives every token a tag."""
+    return _is_of(folder, "token_classifier")
+
+
+def finds_answers(folder: Path) -> bool:
+    """Whether a saved model says of itself that its head finds where an answer stands."""
+    return _is_of(folder, "span_model")
+
+
+def _is_of(folder: Path, task: Task) -> bool:
     named = _read_json(folder / CONFIG_NAME).get("architectures")
-    return isinstance(named, list) and _ARCHITECTURES["token_classifier"] in named
+    return isinstance(named, list) and _ARCHITECTURES[task] in named
 
 
 def is_own_model_type(folder: Path) -> bool:

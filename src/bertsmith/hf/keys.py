@@ -1,8 +1,9 @@
 """The table of names: each parameter of ours, and the tensors a Hugging Face BERT stores it in.
 
-One table, read in both directions. Ours are the names inside `MaskedLM`, `PairedLM` and
-`SequenceClassifier` (the encoder under ``encoder.``); theirs are those of `BertForMaskedLM`,
-`BertForPreTraining` and `BertForSequenceClassification`. The one change of shape is that our
+One table, read in both directions. Ours are the names inside `MaskedLM`, `PairedLM`,
+`SequenceClassifier` and `SpanModel` (the encoder under ``encoder.``); theirs are those of
+`BertForMaskedLM`, `BertForPreTraining`, `BertForSequenceClassification` and
+`BertForQuestionAnswering`. The one change of shape is that our
 ``qkv`` is their query, key and value stacked along the rows. A head's norm, which they have no
 place for, keeps our name and stands in a file of its own (`hf.head`).
 """
@@ -18,6 +19,7 @@ _MODULES = (
     ("pooler", "bert.pooler.dense"),
     ("relation", "cls.seq_relationship"),
     ("classifier", "classifier"),
+    ("span_scores", "qa_outputs"),
     ("transform", "cls.predictions.transform.dense"),
     ("norm", "cls.predictions.transform.LayerNorm"),
 )

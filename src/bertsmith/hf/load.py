@@ -13,6 +13,7 @@ from bertsmith.hf.config_json import (
     PROBLEM_TYPES,
     REGRESSION,
     SINGLE_LABEL,
+    finds_answers,
     read_config,
     read_head_dropout,
     read_labels,
@@ -26,6 +27,7 @@ from bertsmith.model.config import EncoderConfig, HeadNorm
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
 from bertsmith.model.objectives import CrossEntropy, Objective, ProblemType, plain_objective
+from bertsmith.model.span_model import NUM_ENDS, SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 
 
@@ -227,6 +229,51 @@ def load_token_classifier(
     )
     remarks = _remarks_on_head(folder, config, report, stored="none", norm="none")
     return model, replace(report, remarks=remarks)
+
+
+def load_span_model(
+    where: str | Path,
+    *,
+    is_ready: bool = False,
+    seed: int = 0,
+    hidden_dropout_prob: float | None = None,
+    attention_probs_dropout_prob: float | None = None,
+) -> tuple[SpanModel, LoadReport]:
+    """An encoder with a head that finds answers, which is new where the checkpoint lacks it.
+
+    Args:
+        where: A model folder or a hub name.
+        is_ready: Whether the head must be there, and be one that was trained for this.
+        seed: A new head follows from it.
+        hidden_dropout_prob: Overrides the checkpoint's.
+        attention_probs_dropout_prob: Overrides the checkpoint's.
+
+    Raises:
+        UserError: As for `load_encoder`; also if the head must be there and is not.
+    """
+    folder = resolve(where)
+    config = _config_of(folder, hidden_dropout_prob, attention_probs_dropout_prob)
+    checkpoint = StoredModel.open(folder, config)
+    if is_ready and not finds_answers(folder):
+        raise UserError(
+            f"{folder}: holds no model that finds answers; run `bertsmith finetune --task "
+            "questions` first"
+        )
+    num_stored = checkpoint.rows_of("span_scores.weight")
+    if num_stored not in (None, NUM_ENDS):
+        raise UserError(
+            f"{folder}: its qa_outputs gives {num_stored} scores a token; bertsmith reads heads "
+            f"that give {NUM_ENDS}, of an answer's first and last"
+        )
+    with torch.random.fork_rng(devices=[]):
+        model = SpanModel(config)
+    report = checkpoint.fill(model, parts=(("span_scores",),), seed=seed)
+    if is_ready and report.new:
+        raise UserError(
+            f"{folder}: lacks part of its head ({listed(report.new)}); run `bertsmith finetune` "
+            "on it first"
+        )
+    return model, report
 
 
 def check_vocabulary(config: EncoderConfig, *, num_tokens: int, where: str) -> None:

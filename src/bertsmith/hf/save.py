@@ -16,6 +16,7 @@ from bertsmith.hf.weights import SAFETENSORS, write_weights
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLM, PairedLM, SequenceClassifier
+from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 
 TOKENIZER_FILES = (
@@ -27,7 +28,7 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer folder may hold; only the first is needed."""
 
-Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder | TokenClassifier
+Model = Encoder | MaskedLM | SequenceClassifier | SentenceEmbedder | TokenClassifier | SpanModel
 
 
 def write_model_files(
@@ -52,6 +53,8 @@ def write_model_files(
     """
     if isinstance(model, SentenceEmbedder):  # beside the encoder it has nothing of its own
         model, labels = model.encoder, None
+    if isinstance(model, SpanModel):  # its two scores have no names
+        labels = None
     encoder = model if isinstance(model, Encoder) else model.encoder
     prefix = "encoder." if isinstance(model, Encoder) else ""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -150,5 +153,7 @@ def _task_of(model: Model) -> Task:
             return "classifier"
         case TokenClassifier():
             return "token_classifier"
+        case SpanModel():
+            return "span_model"
         case Encoder() | SentenceEmbedder():
             return "encoder"

@@ -17,18 +17,25 @@ from bertsmith.hf.adapter import (
     ABOUT_FILE,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    ANSWER_TASK,
     EMBEDDING_TASK,
     HEADS,
     PREFIX,
     QKV,
     TOKEN_TASK,
     AboutAdapter,
+    Adaptable,
     base_fingerprint,
 )
 from bertsmith.hf.config_json import read_labels
 from bertsmith.hf.hub import resolve
 from bertsmith.hf.keys import Slot, canonical, from_hf
-from bertsmith.hf.load import load_classifier, load_encoder, load_token_classifier
+from bertsmith.hf.load import (
+    load_classifier,
+    load_encoder,
+    load_span_model,
+    load_token_classifier,
+)
 from bertsmith.hf.sentence import read_pooling
 from bertsmith.hf.stored_model import LoadReport, listed
 from bertsmith.hf.weights import StoredTensor, open_safetensors
@@ -39,8 +46,7 @@ from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import attach_one, merged
 from bertsmith.model.token_classifier import TokenClassifier
 
-AdaptedModel = SequenceClassifier | TokenClassifier | SentenceEmbedder
-ModelT = TypeVar("ModelT", bound=AdaptedModel)
+ModelT = TypeVar("ModelT", bound=Adaptable)
 
 _LOW_RANK = re.compile(r"(.+)\.lora_([AB])\.weight")
 
@@ -153,11 +159,11 @@ def task_type_of(folder: Path) -> str:
     return str(_read_config(folder).get("task_type") or "")
 
 
-def load_adapted(where: str | Path, adapter: Path) -> tuple[AdaptedModel, tuple[str, ...]]:
+def load_adapted(where: str | Path, adapter: Path) -> tuple[Adaptable, tuple[str, ...]]:
     """A base with an adapter merged into it, in fp32 on the CPU, and the names of its classes.
 
     Which head the model has follows from what the adapter says that it is for; an adapter that does
-    not say it is of a classifier of texts. A model of embeddings has no classes.
+    not say it is of a classifier of texts. Models of embeddings and of answers have no classes.
 
     Args:
         where: Folder or hub name of the base.
@@ -176,6 +182,9 @@ def load_adapted(where: str | Path, adapter: Path) -> tuple[AdaptedModel, tuple[
         encoder, report = load_encoder(folder)
         pooling = read_pooling(adapter) or read_pooling(folder) or "mean"
         return _adapted(SentenceEmbedder(encoder, pooling=pooling), report, stored, folder), ()
+    if stored.task_type == ANSWER_TASK:
+        reader, report = load_span_model(folder)
+        return _adapted(reader, report, stored, folder), ()
     labels = _labels_of(folder, stored)
     model: SequenceClassifier | TokenClassifier
     if stored.task_type == TOKEN_TASK:
@@ -221,7 +230,7 @@ def _labels_of(folder: Path, stored: StoredAdapter) -> tuple[str, ...] | None:
 
 
 @torch.no_grad()
-def _put_on(model: AdaptedModel, stored: StoredAdapter, folder: Path) -> None:
+def _put_on(model: Adaptable, stored: StoredAdapter, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in stored.heads.items():
         if name not in parameters or tensor.shape != tuple(parameters[name].shape):

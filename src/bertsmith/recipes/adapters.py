@@ -11,12 +11,12 @@ from bertsmith.hf import LoadReport, recover_model
 from bertsmith.hf.adapter import (
     HEADS,
     AboutAdapter,
+    Adaptable,
     base_fingerprint,
     read_checkpoint_file,
     write_adapter,
     write_checkpoint_file,
 )
-from bertsmith.hf.stored_adapter import AdaptedModel
 from bertsmith.model.config import LoraConfig
 from bertsmith.model.lora import adapters_of, attach, freeze_encoder
 from bertsmith.recipes.config import FinetuneConfig
@@ -38,7 +38,7 @@ class Lora:
     trained: tuple[str, ...]
     """Children of the model that are trained besides."""
 
-    def put_on(self, model: AdaptedModel, checkpoint: Path | None = None) -> None:
+    def put_on(self, model: Adaptable, checkpoint: Path | None = None) -> None:
         """Attach adapters to the base; new ones, or a checkpoint's.
 
         Raises:
@@ -55,14 +55,14 @@ class Lora:
                 base=self.base,
             )
 
-    def write_in_checkpoint(self, folder: Path, model: AdaptedModel) -> None:
+    def write_in_checkpoint(self, folder: Path, model: Adaptable) -> None:
         """Write the file that `put_on` reads."""
         write_checkpoint_file(folder, model, trained=self.trained, base_sha256=self.base_sha256)
 
     def save(
         self,
         run_folder: Path,
-        model: AdaptedModel,
+        model: Adaptable,
         *,
         labels: Sequence[str],
         write_more: Callable[[Path], None],
@@ -98,7 +98,7 @@ class Lora:
                 f"{folder}: cannot be written ({why_not_written(error, folder)})"
             ) from error
 
-    def describe(self, model: AdaptedModel) -> str:
+    def describe(self, model: Adaptable) -> str:
         """One line for the log."""
         low_rank = sum(p.numel() for _, one in adapters_of(model) for p in one.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -117,13 +117,13 @@ class Lora:
 def lora_on(
     config: FinetuneConfig,
     source: Path,
-    model: AdaptedModel,
+    model: Adaptable,
     report: LoadReport,
     checkpoint: Path | None,
 ) -> Lora | None:
     """The adapters of a run, put on its model: new ones, or those of a checkpoint; None without.
 
-    A classifier is trained in any case, a pooler if the base has none.
+    The head is trained in any case, the pooler if the base has none.
 
     Args:
         config: Of the run.
@@ -143,9 +143,8 @@ def lora_on(
             f"--lora.rank {config.lora.rank}: is more than the model's width {width}, so that "
             "adapters would be larger than what they adapt; 4 to 32 is usual"
         )
-    children = [name for name, _ in model.named_children()]
     trained = tuple(
-        head for head in HEADS if head in children and (head == "classifier" or head in report.new)
+        head for head in HEADS if hasattr(model, head) and (head != "pooler" or head in report.new)
     )
     is_here = Path(config.model).expanduser().exists()
     lora = Lora(

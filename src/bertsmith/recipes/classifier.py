@@ -254,7 +254,7 @@ def sole_adapter(adapters: Sequence[str]) -> str | None:
     if len(adapters) > 1:
         raise UserError(
             f"--adapter: {len(adapters)} are given; several at once are for classifiers of texts, "
-            "of tags and embeddings give one"
+            "of tags, answers and embeddings give one"
         )
     return adapters[0] if adapters else None
 

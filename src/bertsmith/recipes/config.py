@@ -22,6 +22,7 @@ from bertsmith.model.config import HeadConfig, LoraConfig
 from bertsmith.model.parts import HEAD, read_parts
 from bertsmith.parallel.config import ParallelConfig
 from bertsmith.tasks.config import (
+    AnswerConfig,
     DecideConfig,
     EmbeddingConfig,
     LossConfig,
@@ -185,9 +186,9 @@ class FinetuneConfig:
 
     task: TaskName = "auto"
     """classification: one class a text. multilabel: any number of labels. regression: a number.
-    tokens: a tag a word, from CoNLL files or lists of tokens and tags. embedding: a vector a text,
-    from pairs. auto: one of the first four, as the form and the labels of `data` show, which is
-    said."""
+    tokens: a tag a word, from CoNLL files or lists of tokens and tags. questions: the answer to a
+    question in a text, from SQuAD's JSON or a question a row. embedding: a vector a text, from
+    pairs. auto: any but the last, as the form and the labels of `data` show, which is said."""
 
     holdout_share: float = 0.1
     """Share of `data` held out when no eval table is given."""
@@ -229,6 +230,7 @@ class FinetuneConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     decide: DecideConfig = field(default_factory=DecideConfig)
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
@@ -392,13 +394,13 @@ class DoctorConfig:
     """Look data over before anything is trained on it: what is wrong, where, what to do."""
 
     data: str
-    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), or a file or folder
-    of texts."""
+    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), questions on texts
+    (SQuAD's .json, or a question a row), or a file or folder of texts."""
 
     eval: str | None = None
     """File to judge by: what has leaked into `data`, and labels that `data` lacks, are told."""
 
-    kind: Literal["auto", "table", "tagged", "text"] = "auto"
+    kind: Literal["auto", "table", "tagged", "questions", "text"] = "auto"
     """What the data is. auto: as endings and columns say."""
 
     tokenizer: str | None = None
@@ -429,7 +431,8 @@ class PredictConfig:
     columns of its own, which carry its name."""
 
     output: str = "-"
-    """CSV or JSONL file to write, by its ending; - writes CSV to standard output."""
+    """CSV or JSONL file to write, by its ending; - writes CSV to standard output. Answers go into
+    JSONL (.jsonl, or -), or into SQuAD's form of predictions (.json)."""
 
     table: TableConfig = field(default_factory=TableConfig)
 

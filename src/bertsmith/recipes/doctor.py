@@ -7,6 +7,7 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
+from bertsmith.data.checkup.asked import QuestionCheck, leaked_contexts
 from bertsmith.data.checkup.documents import DocumentCheck
 from bertsmith.data.checkup.encoding import check_bytes
 from bertsmith.data.checkup.findings import Finding, Source
@@ -28,6 +29,7 @@ from bertsmith.data.corpus import (
     find_files,
     read_documents,
 )
+from bertsmith.data.questions.files import form_of
 from bertsmith.data.table_files import open_records
 from bertsmith.data.tagging.sentences import has_spans, read_spans
 from bertsmith.data.tokenizer import load_tokenizer
@@ -61,6 +63,7 @@ def doctor(config: DoctorConfig) -> Checkup:
     paths = [Path(config.data)] + ([] if config.eval is None else [Path(config.eval)])
     findings: list[Finding] = []
     parts: list[Part] = []
+    asked: list[QuestionCheck] = []
     for path in paths:
         if kind == "text":
             files = _files(path)
@@ -75,11 +78,18 @@ def doctor(config: DoctorConfig) -> Checkup:
             part = _texts(str(path), files, config, ruler)
         elif kind == "tagged":
             part = _tagged(path, ruler)
+        elif kind == "questions":
+            asked.append(QuestionCheck(path, ruler=ruler))
+            asked[-1].look()
+            part = asked[-1].part()
         else:
             part = _table(path, config, ruler, usual=parts[0] if parts else None)
         parts.append(part)
-    judge = tag_findings if kind == "tagged" else label_findings
-    findings += judge(parts[0])
+    if kind != "questions":
+        judge = tag_findings if kind == "tagged" else label_findings
+        findings += judge(parts[0])
+    if len(asked) > 1:
+        findings += leaked_contexts(*asked)
     return joined(kind, parts[0], parts[1] if len(parts) > 1 else None, findings=findings)
 
 
@@ -105,7 +115,7 @@ def _ruler(tokenizer: str | None) -> Ruler:
 
 
 def _kind(config: DoctorConfig) -> str:
-    """table, tagged or text.
+    """table, tagged, questions or text.
 
     Raises:
         UserError: The path is none, or of a kind that is not read.
@@ -117,11 +127,20 @@ def _kind(config: DoctorConfig) -> str:
         return config.kind
     if ending in CONLL_ENDINGS or (ending in TEXT_ENDINGS and path.exists() and looks_tagged(path)):
         return "tagged"
+    if path.is_file() and _has_questions(path):
+        return "questions"
     if is_many or ending in TEXT_ENDINGS:
         return "text"
     if ending in (".csv", ".tsv") or config.table.label_column is not None:
         return "table"
     return _kind_by_columns(path)
+
+
+def _has_questions(path: Path) -> bool:
+    try:
+        return form_of(path, is_asked=False) is not None
+    except UserError:  # whoever reads it as something else will say why it cannot be read
+        return False
 
 
 def _kind_by_columns(path: Path) -> str:

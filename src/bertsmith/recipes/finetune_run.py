@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
@@ -267,6 +267,9 @@ class Best(Protocol):
 class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     """What happens around the steps: lines, judgements, the best model, the end."""
 
+    use: ClassVar[str | None] = None
+    """What the card says on how the model is used; None: the pipeline of its task."""
+
     def __init__(
         self,
         config: FinetuneConfig,
@@ -476,7 +479,9 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
             self.check_folder()
             scores = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
             self._speaker.say(f"best model, of step {summary.best_step:,}: {scores}")
-            card = finetune_card(self._config, summary, self._data.tables, hub_task=self.hub_task)
+            card = finetune_card(
+                self._config, summary, self._data.tables, hub_task=self.hub_task, use=self.use
+            )
             write_card(self._folder, card)
             return True
 
@@ -550,7 +555,12 @@ def loop_config(config: FinetuneConfig, data: FinetuneData) -> LoopConfig:
 
 
 def finetune_card(
-    config: FinetuneConfig, summary: FinetuneSummary, tables: Tables, *, hub_task: str
+    config: FinetuneConfig,
+    summary: FinetuneSummary,
+    tables: Tables,
+    *,
+    hub_task: str,
+    use: str | None,
 ) -> ModelCard:
     """The model card of a fine-tuned model."""
     shown = ", ".join(tables.labels[:10]) + (", ..." if len(tables.labels) > 10 else "")
@@ -562,7 +572,7 @@ def finetune_card(
         data={
             "training": f"{config.data}, {summary.train_examples:,} examples",
             "judging": f"{config.eval or 'held out of it'}, {summary.eval_examples:,} examples",
-            "labels": shown,
+            **({"labels": shown} if shown else {}),
         },
         settings={
             "model": config.model,
@@ -579,4 +589,5 @@ def finetune_card(
         versions=summary.versions,
         repeat="bertsmith finetune --config run.yaml --output NEW_FOLDER",
         example="a text of your own",
+        use=use,
     )

@@ -24,6 +24,9 @@ DataT = TypeVar("DataT", bound=FinetuneData)
 class Form(ABC, Generic[ModelT, DataT]):
     """What fine-tuning, evaluation and prediction do by the form of the data."""
 
+    rows: ClassVar[str] = "texts"
+    """What `predict` reads, in a word."""
+
     done: ClassVar[str] = "labelled"
     """What `predict` has done to its rows, in a word."""
 

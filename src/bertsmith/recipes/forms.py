@@ -7,11 +7,12 @@ from bertsmith.hf.stored_adapter import task_type_of
 from bertsmith.recipes.classifier import adapter_folder, found_folder
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.form import Form
+from bertsmith.recipes.questions.form import Questions
 from bertsmith.recipes.tagging.form import Tags
 from bertsmith.recipes.texts.form import Embeddings, Texts
 
 TEXTS = Texts()
-FORMS: tuple[Form[Any, Any], ...] = (Tags(), Embeddings(), TEXTS)
+FORMS: tuple[Form[Any, Any], ...] = (Tags(), Questions(), Embeddings(), TEXTS)
 """In the order in which they are asked; the last one takes what is left."""
 
 

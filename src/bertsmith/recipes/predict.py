@@ -12,9 +12,8 @@ def main(config: PredictConfig) -> int:
     form = form_of_model(config.model, adapter=next(iter(config.adapter), None))
     summary = form.predict(config)
     rate = summary.num_rows / max(summary.seconds, 1e-9)
-    notes = [
-        f"{summary.num_rows:,} texts {form.done} in {summary.seconds:.1f} s ({rate:,.0f} a second)"
-    ]
+    done = f"{summary.num_rows:,} {form.rows} {form.done} in {summary.seconds:.1f} s"
+    notes = [f"{done} ({rate:,.0f} a second)"]
     if summary.num_cut:
         notes.append(f"{summary.num_cut:,} were too long and lost their end")
     if summary.skipped_rows:

@@ -8,12 +8,13 @@ from bertsmith.hf.stored_model import LoadReport
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.pair_objectives import Contrastive, CosineError
+from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.task_data import TaskTables
 
 TextModel = SequenceClassifier | SentenceEmbedder
-FinetunedModel = TextModel | TokenClassifier
+FinetunedModel = TextModel | TokenClassifier | SpanModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,9 @@ class ModelCard:
     fits_transformers: bool = True
     """False if bertsmith alone computes the model."""
 
+    use: str | None = None
+    """How the model is used, in Markdown; None: by the pipeline of its task."""
+
     more: Mapping[str, str] = field(default_factory=dict)
     """Sections of Markdown by heading."""
 
@@ -70,6 +73,8 @@ def write_card(folder: Path, card: ModelCard) -> None:
 
 
 def _usage(card: ModelCard) -> list[str]:
+    if card.use is not None:
+        return [card.use]
     if card.fits_transformers:
         return [
             "```python",

@@ -79,7 +79,7 @@ def _short_places(finding: Finding) -> list[str]:
     before = ""
     for place in finding.places[:PLACES_SHOWN]:
         file = place.partition(":")[0]
-        shown.append(place.removeprefix(file) if file == before else place)
+        shown.append(place.removeprefix(file).removeprefix(": ") if file == before else place)
         before = file
     return shown
 

@@ -8,7 +8,9 @@ from typing import Literal, get_args
 
 import yaml
 
-TaskName = Literal["auto", "classification", "multilabel", "regression", "tokens", "embedding"]
+TaskName = Literal[
+    "auto", "classification", "multilabel", "regression", "tokens", "questions", "embedding"
+]
 
 MONITORS: Mapping[str, tuple[str, ...]] = {
     "classification": (
@@ -25,6 +27,10 @@ MONITORS: Mapping[str, tuple[str, ...]] = {
     "tokens": (
         *("span_f1", "span_macro_f1", "span_precision", "span_recall"),
         *("accuracy", "macro_f1", "loss"),
+    ),
+    "questions": (
+        *("f1", "exact_match", "loss"),
+        *("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy"),
     ),
     "embedding": (
         *("spearman", "pearson", "mse", "mae"),
@@ -121,6 +127,19 @@ class DecideConfig:
         """Reject what is none."""
         if self.thresholds not in ("half", "tuned"):
             raise ValueError(f"thresholds is {self.thresholds!r}; it must be half or tuned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerConfig:
+    """What an answer may be; of --task questions, kept with the model."""
+
+    max_tokens: int = 30
+    """Tokens of the longest answer that is looked for, as in BERT's own script."""
+
+    def __post_init__(self) -> None:
+        """Reject what is none."""
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

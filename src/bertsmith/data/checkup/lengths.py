@@ -35,8 +35,11 @@ class Lengths:
     percentiles: tuple[int, ...]
     """At `PERCENTILES`."""
 
+    cuts: tuple[int, ...]
+    """Lengths that models are limited to."""
+
     cut_shares: tuple[float, ...]
-    """Of rows longer than each of `CUTS_TOKENS`."""
+    """Of rows longer than each of these."""
 
     total: int
     """Of all texts together."""
@@ -55,7 +58,7 @@ class Lengths:
             "unit": self.unit,
             "total": self.total,
             "percentiles": {str(p): v for p, v in zip(PERCENTILES, self.percentiles, strict=True)},
-            "share_over": {str(c): s for c, s in zip(CUTS_TOKENS, self.cut_shares, strict=True)},
+            "share_over": {str(c): s for c, s in zip(self.cuts, self.cut_shares, strict=True)},
             "unknown_share": self.unknown_share,
         }
 
@@ -63,7 +66,7 @@ class Lengths:
         """One line."""
         half, ninety, *_, longest = self.percentiles
         cuts = ", ".join(
-            f"{s:.1%} over {c}" for c, s in zip(CUTS_TOKENS, self.cut_shares, strict=True)
+            f"{s:.1%} over {c}" for c, s in zip(self.cuts, self.cut_shares, strict=True)
         )
         line = (
             f"{self.unit} in a row: half up to {half:,}, 90 % up to {ninety:,}, "
@@ -111,8 +114,10 @@ class TokenRuler:
 class LengthCheck:
     """Takes rows one by one; keeps a number and a line of each."""
 
-    def __init__(self, ruler: Ruler, source: Source) -> None:
-        self._ruler, self._source = ruler, source
+    def __init__(
+        self, ruler: Ruler, source: Source, *, cuts: tuple[int, ...] = CUTS_TOKENS
+    ) -> None:
+        self._ruler, self._source, self._cuts = ruler, source, cuts
         self._lengths, self._lines = array("q"), array("q")
         self._unknown = 0
         self._waiting: list[tuple[str, ...]] = []
@@ -143,7 +148,8 @@ class LengthCheck:
             unit=self._ruler.unit,
             count=len(lengths_N),
             percentiles=tuple(int(v) for v in percentiles),
-            cut_shares=tuple(float(np.mean(lengths_N > cut)) for cut in CUTS_TOKENS),
+            cuts=self._cuts,
+            cut_shares=tuple(float(np.mean(lengths_N > cut)) for cut in self._cuts),
             total=int(lengths_N.sum()),
             unknown=self._unknown if isinstance(self._ruler, TokenRuler) else None,
         )
@@ -154,7 +160,7 @@ class LengthCheck:
         if lengths is None:
             return []
         lengths_N = np.array(self._lengths, dtype=np.int64)
-        longest = CUTS_TOKENS[-1]
+        longest = self._cuts[-1]
         long_N = np.flatnonzero(lengths_N > longest)
         order = long_N[:PLACES_KEPT]
         found: list[Finding] = []

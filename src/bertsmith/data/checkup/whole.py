@@ -17,7 +17,7 @@ class Checkup:
     """What `bertsmith doctor` found."""
 
     kind: str
-    """table, tagged or text."""
+    """table, tagged, questions or text."""
 
     train: Part
     dev: Part | None

@@ -1,0 +1,1 @@
+"""Questions whose answers stand in a text: read, checked, cut into windows."""

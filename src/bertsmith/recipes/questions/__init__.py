@@ -1,0 +1,1 @@
+"""Fine-tuning, evaluation and prediction of answers that stand in a text."""
