@@ -106,6 +106,24 @@ def test_a_model_is_read_from_its_folder(
     assert by_folder == planned(capsys, "plan", "finetune", "--model", "bert-mini", *options)
 
 
+def test_a_task_that_reads_every_token_takes_more(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--model", "bert-mini", "--device", "16GiB", "--flop_per_second", "1e12")
+
+    def of(task: str) -> tuple[int, float]:
+        found = planned(capsys, "plan", "finetune", *options, "--task", task)
+        times = found["times"]
+        assert isinstance(times, dict)
+        assert isinstance(found["plan"], dict)
+        return found["plan"]["needed_bytes"], times["step_seconds"]
+
+    first, words, answers, pairs = map(of, ("classification", "tokens", "questions", "embedding"))
+    assert words[0] > first[0]
+    assert words[1] > first[1]
+    assert answers == words
+    # Two texts a row, and a forward pass (a third of forward and backward) more.
+    assert pairs[1] == pytest.approx(words[1] * 2 * 4 / 3)
+
+
 def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean a100-40" in refused(
         capsys, "plan", "pretrain", "--model", "bert-base", "--device", "a100-4"

@@ -20,6 +20,7 @@ from bertsmith.recipes.planning.shape import (
     shared,
 )
 from bertsmith.recipes.planning.times import times_of
+from bertsmith.tasks.config import READ_WHOLLY
 
 
 def main(config: PlanPretrainConfig | PlanFinetuneConfig) -> int:
@@ -64,7 +65,7 @@ def plan(config: PlanPretrainConfig | PlanFinetuneConfig) -> Report:
     step_tokens = (
         config.tokens_per_step
         if isinstance(config, PlanPretrainConfig)
-        else config.examples_per_step * whole.longest
+        else _tokens_of_step(config, whole.longest)
     )
     half = target.half_format
     ways = (
@@ -103,11 +104,20 @@ def shape_of(config: PlanPretrainConfig | PlanFinetuneConfig, target: Target) ->
     if isinstance(config, PlanPretrainConfig):
         alone = pretraining_shape(config, encoder, ground)
         return pretraining_shape(config, encoder, shared(ground, config.parallel, alone, target))
+    longest = config.max_sequence_tokens or encoder.max_position_embeddings
     table = Table(
         num_labels=config.labels,
         trained_rows=config.table_rows,
-        longest=config.max_sequence_tokens or encoder.max_position_embeddings,
+        longest=longest,
+        tokens_of_step=_tokens_of_step(config, longest),
+        reads_words=config.task in READ_WHOLLY,
     )
     alone = finetuning_shape(config, encoder, ground, table)
     ground = shared(ground, config.parallel, alone, target)
     return finetuning_shape(config, encoder, ground, table)
+
+
+def _tokens_of_step(config: PlanFinetuneConfig, longest: int) -> int:
+    """Tokens behind a step, at most."""
+    texts_per_row = 2 if config.task == "embedding" else 1
+    return config.examples_per_step * texts_per_row * longest

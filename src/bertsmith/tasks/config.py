@@ -39,6 +39,9 @@ MONITORS: Mapping[str, tuple[str, ...]] = {
 }
 """Metrics that can pick the best weights, by task; the first is what auto takes."""
 
+READ_WHOLLY = ("tokens", "questions", "embedding")
+"""Tasks whose heads read all tokens of a text, or nearly, instead of its first one."""
+
 WEIGHTINGS = ("none", "balanced", "effective")
 
 

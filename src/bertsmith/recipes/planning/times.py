@@ -45,12 +45,15 @@ def times_of(
     if rate is None:
         return None
     count = max(step_tokens // shape.longest, 1)
+    reads_firsts = shape.most_read is not None and shape.read_share < 1.0
     flop = training_flop(
         shape.encoder,
         [shape.longest] * count,
-        num_read=shape.num_read(step_tokens) if shape.most_read is None else count,
+        num_read=count if reads_firsts else shape.num_read(step_tokens),
         scores_vocabulary=shape.task == "masked_lm",
     )
+    if isinstance(config, PlanFinetuneConfig) and config.task == "embedding":
+        flop *= 4 / 3  # a forward pass more, to see the step whole; a backward costs two
     together = rate * shape.ranks
     step_seconds = flop * (1.0 + again_share(shape)) / together
     steps = steps_of(config, step_tokens=step_tokens)
