@@ -6,39 +6,29 @@ numbers. A constructor only stores its parameters; what `fit` finds ends in an u
 Shape legend: N texts, C labels.
 """
 
-import contextlib
-import inspect
-import json
 import math
-import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from bertsmith.api.config_of import with_options
+from bertsmith.api.estimator import Estimator
 from bertsmith.api.inputs import Given, read_given
 from bertsmith.api.targets import indicators, label_lists, names_of
 from bertsmith.data.config import TableConfig
 from bertsmith.data.tables import label_name
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import Classifier, model_folder, open_classifier
+from bertsmith.recipes.classifier import Classifier, open_classifier
 from bertsmith.recipes.config import Device, FinetuneConfig
-from bertsmith.recipes.finetune import finetune
 from bertsmith.recipes.texts.predict import answers_of
 from bertsmith.tasks.config import TaskName
 from bertsmith.tasks.kind import Answer
 from bertsmith.train.config import Precision
 
-ESTIMATOR_FILE = "estimator.json"
-"""In a saved folder: parameters, and classes as they were given."""
 
-
-class TextEstimator:
+class TextEstimator(Estimator[Classifier]):
     """What the three kinds share: parameters, training, storage."""
 
     _task: ClassVar[TaskName]
@@ -104,39 +94,6 @@ class TextEstimator:
         self.overwrite = overwrite
         self.verbose = verbose
 
-    @classmethod
-    def _parameter_names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; `deep` is there for scikit-learn and changes nothing."""
-        return {name: getattr(self, name) for name in self._parameter_names()}
-
-    def set_params(self, **params: Any) -> Self:
-        """Set some parameters.
-
-        Raises:
-            ValueError: A name is none of them.
-        """
-        known = self._parameter_names()
-        for name, value in params.items():
-            if name not in known:
-                raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}"
-                )
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        """The call that makes it, without what is as by default."""
-        defaults = inspect.signature(type(self).__init__).parameters
-        said = [
-            f"{name}={value!r}"
-            for name, value in self.get_params().items()
-            if value != defaults[name].default
-        ]
-        return f"{type(self).__name__}({', '.join(said)})"
-
     def fit(self, X: Any, y: Any = None, *, eval_set: Any = None) -> Self:
         """Fine-tune on texts and their labels.
 
@@ -152,19 +109,11 @@ class TextEstimator:
         """
         given = self._targets(read_given(X, y, table=self._table(), is_labelled=True))
         judged = None if eval_set is None else self._judged(eval_set, given)
-        with tempfile.TemporaryDirectory(prefix="bertsmith-") as aside:
-            train, dev = Path(aside, "train.jsonl"), Path(aside, "eval.jsonl")
-            _write_rows(train, given)
-            if judged is not None:
-                _write_rows(dev, judged)
-            run = Path(self.output) if self.output is not None else Path(aside, "run")
-            config = self._config(given, train, None if judged is None else dev, run)
-            with contextlib.nullcontext() if self.verbose else _quiet():
-                summary = finetune(config)
-            if summary.status != "completed":
-                raise KeyboardInterrupt(f"training was stopped at step {summary.steps}")
-            self.summary_ = summary
-            self._adopt(run / "model" if self.output is not None else _kept(run / "model", self))
+        self._fit_rows(
+            given.rows(),
+            None if judged is None else judged.rows(),
+            lambda train, dev, run: self._config(given, train, dev, run),
+        )
         return self
 
     def _table(self) -> TableConfig:
@@ -230,35 +179,25 @@ class TextEstimator:
         """Labels as a table takes them."""
         raise NotImplementedError
 
-    def _note_model(self, classifier: Classifier) -> None:
-        """Find what `fit` would have noted, of a model that another program trained."""
+    def _open(self) -> Classifier:
+        """The classifier of the fitted model's folder."""
+        return open_classifier(
+            self.model_folder_,
+            max_sequence_tokens=None,
+            precision=self.precision,
+            device=self.device,
+        )
 
-    def _adopt(self, folder: Path) -> None:
-        """Take a model folder for the fitted model."""
-        self.model_folder_ = str(folder)
-        self._opened: tuple[Precision, Device, Classifier] | None = None
-
-    def _classifier(self) -> Classifier:
-        """The fitted model, loaded when it is first needed.
-
-        Raises:
-            UserError: There is none yet, or its folder is gone.
-        """
-        if not hasattr(self, "model_folder_"):
-            raise UserError(f"{type(self).__name__} is not fitted yet; call fit first")
-        if self._opened is None or self._opened[:2] != (self.precision, self.device):
-            opened = open_classifier(
-                self.model_folder_,
-                max_sequence_tokens=None,
-                precision=self.precision,
-                device=self.device,
+    def _check_kind(self, opened: Classifier) -> None:
+        """Refuse a model of another task."""
+        if opened.kind.name != self._task:
+            raise UserError(
+                f"{self.model_folder_}: is a model of {opened.kind.name}, not {self._task}"
             )
-            self._opened = (self.precision, self.device, opened)
-        return self._opened[2]
 
     def _answers(self, X: Any) -> tuple[Classifier, list[Answer]]:
         """What the model says of each text."""
-        classifier = self._classifier()
+        classifier = self._fitted()
         given = read_given(
             X,
             table=TableConfig(text_column=self.text_column, pair_column=self.pair_column),
@@ -270,86 +209,10 @@ class TextEstimator:
 
     def _score_rows(self, X: Any, y: Any) -> list[Any]:
         """Labels that go with X, as they were given."""
-        usual = self._classifier().usual
+        usual = self._fitted().usual
         labels = read_given(X, y, table=self._table(), is_labelled=True, usual=usual).labels
         assert labels is not None, "they were asked for"
         return labels
-
-    def save(self, folder: str | Path) -> None:
-        """Write the model into a new folder, which `load`, every verb and transformers read.
-
-        Raises:
-            UserError: It exists, or nothing is fitted.
-        """
-        self._classifier()
-        target = Path(folder)
-        if target.exists():
-            raise UserError(f"save: {target} exists already; name a new folder")
-        try:
-            shutil.copytree(self.model_folder_, target)
-            text = json.dumps(self._state(), indent=2, ensure_ascii=False)
-            (target / ESTIMATOR_FILE).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"save: {target} cannot be written ({error.strerror})") from error
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Open a folder that `save` or `bertsmith finetune` wrote.
-
-        Of a model that the command trained, classes are the labels' names.
-
-        Raises:
-            UserError: It is no model of this kind.
-        """
-        found = model_folder(str(folder))
-        loaded = cls(model=str(folder))
-        try:
-            state = json.loads((found / ESTIMATOR_FILE).read_text(encoding="utf-8"))
-            loaded._restore(state)
-        except FileNotFoundError:
-            state = None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{found / ESTIMATOR_FILE}: not readable ({error})") from error
-        loaded._adopt(found)
-        classifier = loaded._classifier()
-        if classifier.kind.name != cls._task:
-            raise UserError(f"{found}: is a model of {classifier.kind.name}, not {cls._task}")
-        if state is None:
-            loaded._note_model(classifier)
-        return loaded
-
-    def _state(self) -> dict[str, Any]:
-        """What `save` writes beside the weights."""
-        params = self.get_params() | {"output": None}
-        return {"kind": type(self).__name__, "params": params}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self.set_params(**state["params"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All of it, the files of a fitted model included: it works where the folder is not."""
-        state = dict(self.__dict__)
-        if "model_folder_" in state:
-            root = Path(state.pop("model_folder_"))
-            state.pop("_opened", None)
-            state["_files"] = {
-                str(file.relative_to(root)): file.read_bytes()
-                for file in sorted(root.rglob("*"))
-                if file.is_file()
-            }
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Write a fitted model's files into a temporary folder of this object's own."""
-        state = dict(state)
-        files = state.pop("_files", None)
-        self.__dict__.update(state)
-        if files is not None:
-            folder = _own_folder(self)
-            for name, content in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
-            self._adopt(folder)
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks an object about itself; called by nobody else."""
@@ -394,9 +257,9 @@ class TextClassifier(TextEstimator):
     def _written(self, given: Given) -> Given:
         return given
 
-    def _note_model(self, classifier: Classifier) -> None:
-        self._names = {name: name for name in classifier.labels}
-        self.classes_ = np.array(sorted(classifier.labels))
+    def _note_model(self, opened: Classifier) -> None:
+        self._names = {name: name for name in opened.labels}
+        self.classes_ = np.array(sorted(opened.labels))
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"classes": self.classes_.tolist()}
@@ -462,10 +325,10 @@ class MultilabelClassifier(TextEstimator):
             columns=given.columns, texts=given.texts, pairs=given.pairs, labels=list(lists)
         )
 
-    def _note_model(self, classifier: Classifier) -> None:
+    def _note_model(self, opened: Classifier) -> None:
         self._is_array = False
-        self._names = {name: name for name in classifier.labels}
-        self.classes_ = np.array(sorted(classifier.labels))
+        self._names = {name: name for name in opened.labels}
+        self.classes_ = np.array(sorted(opened.labels))
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"classes": self.classes_.tolist(), "is_array": self._is_array}
@@ -552,30 +415,3 @@ def _labels(answer: Answer) -> list[str]:
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
     return isinstance(value, str), value
-
-
-def _write_rows(path: Path, given: Given) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in given.rows():
-            file.write(json.dumps(row, ensure_ascii=True) + "\n")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Within the block nothing is said; the run's log.txt has it all the same."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
-        yield
-
-
-def _own_folder(owner: object) -> Path:
-    """A temporary folder that goes when its owner does."""
-    folder = tempfile.mkdtemp(prefix="bertsmith-")
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _kept(model: Path, owner: object) -> Path:
-    """A run's model, moved to where its owner keeps it."""
-    target = _own_folder(owner) / "model"
-    shutil.move(model, target)
-    return target

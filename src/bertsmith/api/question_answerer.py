@@ -1,0 +1,206 @@
+"""Answers from texts with `fit` and `predict`: the Python side of `--task questions`."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from bertsmith.api.config_of import with_options
+from bertsmith.api.estimator import Estimator, Rows
+from bertsmith.api.inputs import as_list, column_names
+from bertsmith.data.questions.files import question_of
+from bertsmith.data.questions.question import Question, QuestionFaultError
+from bertsmith.errors import UserError
+from bertsmith.metrics.answers import score_answer
+from bertsmith.recipes.config import Device, FinetuneConfig, PredictConfig
+from bertsmith.recipes.questions.predict import QUESTIONS_AT_ONCE, as_row
+from bertsmith.recipes.questions.task import Answerer, open_answerer
+from bertsmith.tasks.questions import FoundAnswer
+from bertsmith.train.config import Precision
+
+KEYS = ("id", "question", "context", "answers", "is_impossible")
+
+
+class QuestionAnswerer(Estimator[Answerer]):
+    """The answer to a question as it stands in a text: `QuestionAnswerer(model).fit(rows)`.
+
+    A row is a mapping with `question`, `context` and, to learn from, `answers` as in SQuAD; rows
+    come as a list, or as a table with columns of these names.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        output: str | None = None,
+        epochs: float = 3.0,
+        learning_rate: float = 1e-4,
+        layer_decay: float | None = None,
+        examples_per_step: int = 32,
+        max_sequence_tokens: int | None = None,
+        holdout_share: float = 0.1,
+        options: Mapping[str, Any] | None = None,
+        precision: Precision = "auto",
+        device: Device = "auto",
+        seed: int = 0,
+        overwrite: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        """Store the parameters, as `TextClassifier` does; nothing is loaded before `fit`."""
+        self.model = model
+        self.output = output
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.layer_decay = layer_decay
+        self.examples_per_step = examples_per_step
+        self.max_sequence_tokens = max_sequence_tokens
+        self.holdout_share = holdout_share
+        self.options = options
+        self.precision = precision
+        self.device = device
+        self.seed = seed
+        self.overwrite = overwrite
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: None = None, *, eval_set: Any = None) -> Self:
+        """Fine-tune on questions and their answers.
+
+        Args:
+            X: Rows with `question`, `context` and `answers`.
+            y: Not used: rows have their answers.
+            eval_set: Rows to pick the best weights by; None: a part of X is held out.
+
+        Raises:
+            UserError: A parameter, the model or a row cannot be used.
+            KeyboardInterrupt: A signal stopped the training.
+        """
+        learned = _with_answers(read_rows(X, has_answers=True))
+        judged = None if eval_set is None else _with_answers(read_rows(eval_set, has_answers=True))
+        self._fit_rows(learned, judged, self._config)
+        return self
+
+    def predict(self, X: Any) -> list[str]:
+        """The answer to each question, a piece of its context; empty where there is none."""
+        return [answer.text for _, answer in self._answers(X)]
+
+    def answers(self, X: Any) -> list[dict[str, object]]:
+        """What `bertsmith predict` writes of each question: answer, start, end, score."""
+        return [as_row(question, answer) for question, answer in self._answers(X)]
+
+    def score(self, X: Any, y: None = None) -> float:
+        """F1 over all questions, from 0 to 1, as SQuAD counts it."""
+        questions = read_rows(X, has_answers=True)
+        said = self._said(questions)
+        scores = [
+            score_answer(answer.text, question.golds).f1
+            for question, answer in zip(questions, said, strict=True)
+        ]
+        return sum(scores) / len(scores)
+
+    def _answers(self, X: Any) -> list[tuple[Question, FoundAnswer]]:
+        questions = read_rows(X, has_answers=False)
+        return list(zip(questions, self._said(questions), strict=True))
+
+    def _said(self, questions: list[Question]) -> list[FoundAnswer]:
+        """What the model says, in chunks as those of the command."""
+        answerer = self._fitted()
+        said: list[FoundAnswer] = []
+        for start in range(0, len(questions), QUESTIONS_AT_ONCE):
+            some = questions[start : start + QUESTIONS_AT_ONCE]
+            said += answerer.answer(some, tokens_per_pack=PredictConfig.tokens_per_pack)[0]
+        return said
+
+    def _config(self, train: Path, dev: Path | None, run: Path) -> FinetuneConfig:
+        """The config of the run."""
+        try:
+            config = FinetuneConfig(
+                model=self.model,
+                data=str(train),
+                output=str(run),
+                eval=None if dev is None else str(dev),
+                task="questions",
+                epochs=self.epochs,
+                examples_per_step=self.examples_per_step,
+                max_sequence_tokens=self.max_sequence_tokens,
+                holdout_share=self.holdout_share,
+                precision=self.precision,
+                device=self.device,
+                seed=self.seed,
+                overwrite=self.overwrite,
+            )
+        except (ValueError, TypeError) as error:
+            raise UserError(str(error)) from error
+        rates = {
+            "optim.learning_rate": self.learning_rate,
+            "optim.layer_decay": self.layer_decay,
+        }
+        return with_options(config, rates | dict(self.options or {}))
+
+    def _open(self) -> Answerer:
+        """The model of the fitted model's folder."""
+        return open_answerer(
+            PredictConfig(model=self.model_folder_, precision=self.precision, device=self.device)
+        )
+
+
+def read_rows(X: Any, *, has_answers: bool) -> list[Question]:
+    """Questions as Python programs hold them, checked.
+
+    Args:
+        X: A list of mappings, or a table with named columns.
+        has_answers: Whether they must have answers.
+
+    Raises:
+        UserError: X is neither, or a row cannot be used.
+    """
+    names = None if isinstance(X, list | tuple) else column_names(X)
+    rows: list[Any]
+    if names is None:
+        rows = as_list(X, what="questions")
+    else:
+        columns = {name: as_list(X[name], what=name) for name in KEYS if name in names}
+        if not columns:
+            raise UserError("questions: the table has no column `question`; name its columns so")
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    found = []
+    seen: set[str] = set()
+    for i, row in enumerate(rows):
+        try:
+            if not isinstance(row, Mapping):
+                raise QuestionFaultError(f"is a {type(row).__name__}, not a mapping of keys")
+            content = {key: _plain(row.get(key)) for key in KEYS}
+            place = f"questions, row {i}"
+            one = question_of(content, place, usual_id=str(i), has_answers=has_answers)
+            if has_answers and one.id in seen:
+                raise QuestionFaultError(f"the id {one.id!r} is that of an earlier row, too")
+        except QuestionFaultError as fault:
+            raise UserError(f"questions, row {i}: {fault}") from None
+        seen.add(one.id)
+        found.append(one)
+    if has_answers and not found:
+        raise UserError("there are no questions")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Lists and mappings of plain values, of whatever arrays hold them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if hasattr(value, "tolist"):  # numpy
+        return _plain(value.tolist())
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _with_answers(questions: list[Question]) -> Rows:
+    """Rows of a file, as `bertsmith finetune` reads them."""
+    return [
+        {
+            "id": one.id,
+            "question": one.question,
+            "context": one.context,
+            "answers": [{"text": text, "answer_start": start} for text, start in one.answers],
+            "is_impossible": not one.answers,
+        }
+        for one in questions
+    ]
