@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertsmith.api.answerers import QuestionAnswerer
     from bertsmith.api.embedders import SentenceEmbedder
     from bertsmith.api.taggers import WordTagger
     from bertsmith.api.texts import MultilabelClassifier, TextClassifier, TextRegressor
@@ -12,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "MultilabelClassifier": "texts",
+    "QuestionAnswerer": "answerers",
     "SentenceEmbedder": "embedders",
     "TextClassifier": "texts",
     "TextRegressor": "texts",
@@ -20,6 +22,7 @@ _HOMES = {
 
 __all__ = [
     "MultilabelClassifier",
+    "QuestionAnswerer",
     "SentenceEmbedder",
     "TextClassifier",
     "TextRegressor",

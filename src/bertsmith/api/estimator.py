@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class Rows:
     """The same before, where it is rows of text."""
 
 
-class Estimator(Generic[OpenedT]):
+class Estimator(ABC, Generic[OpenedT]):
     """What all kinds share: parameters, training, storage; `OpenedT` is the model in use."""
 
     _task: ClassVar[TaskName]
@@ -195,21 +196,21 @@ class Estimator(Generic[OpenedT]):
             with _quiet(), _without_paths({data: "the rows to judge by"}):
                 return evaluate(config).metrics.by_name()
 
+    @abstractmethod
     def _learned(self, X: Any, y: Any) -> Rows:
         """Read what is to be learned, and note what the answers are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _judged(self, X: Any, y: Any, *, learned: Rows) -> Rows:
         """Read what is to be judged by, as a table with the columns of `learned`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _open(self, folder: str) -> OpenedT:
         """Load a model.
 
         Raises:
             UserError: It is none of this kind.
         """
-        raise NotImplementedError
 
     def _note_model(self, opened: OpenedT) -> None:
         """Find what `fit` would have noted, of a model that another program trained."""

@@ -4,6 +4,7 @@ Shape legend: N texts, C labels.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,13 +49,13 @@ class TextEstimator(Estimator[Classifier]):
         )
         return Rows(rows=list(self._written(renamed).rows()), table=learned.table)
 
+    @abstractmethod
     def _targets(self, given: Given) -> Given:
         """Note what the labels are, and make them what a table takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _written(self, given: Given) -> Given:
         """Labels as a table takes them."""
-        raise NotImplementedError
 
     def _open(self, folder: str) -> Classifier:
         opened = open_classifier(

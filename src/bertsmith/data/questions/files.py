@@ -145,7 +145,13 @@ class QuestionReader:
                         if not isinstance(content, dict) or not isinstance(above, dict):
                             raise QuestionFaultError("is no JSON object")
                         whole = {**content, "context": above.get("context")}
-                        return self._made(whole, place, usual_id=None)
+                        return question_of(
+                            whole,
+                            place,
+                            usual_id=None,
+                            has_answers=self._has_answers,
+                            says_so=True,
+                        )
 
                     yield place, make
 
@@ -165,23 +171,42 @@ class QuestionReader:
                 ) -> Question:
                     if fault is not None:
                         raise QuestionFaultError(fault)
-                    return self._made(content, place, usual_id=str(row))
+                    return question_of(
+                        content, place, usual_id=str(row), has_answers=self._has_answers
+                    )
 
                 yield place, make
 
-    def _made(self, content: Mapping[str, object], place: str, usual_id: str | None) -> Question:
-        name = read_id(content, usual_id)
-        context = read_text(content, "context")
-        says_so = self.form == "SQuAD JSON"
-        return Question(
-            id=name,
-            place=place,
-            question=read_text(content, "question"),
-            context=context,
-            answers=tuple(read_answers(content, context, says_so=says_so))
-            if self._has_answers
-            else (),
-        )
+
+def question_of(
+    content: Mapping[str, object],
+    place: str,
+    *,
+    usual_id: str | None,
+    has_answers: bool,
+    says_so: bool = False,
+) -> Question:
+    """A question from its keys.
+
+    Args:
+        content: id, question, context, answers, is_impossible.
+        place: Where it stands.
+        usual_id: Its name if it has none; None: it must have one.
+        has_answers: Whether answers are read.
+        says_so: Whether a question without answers must say `is_impossible`.
+
+    Raises:
+        QuestionFaultError: It cannot be used.
+    """
+    name = read_id(content, usual_id)
+    context = read_text(content, "context")
+    return Question(
+        id=name,
+        place=place,
+        question=read_text(content, "question"),
+        context=context,
+        answers=tuple(read_answers(content, context, says_so=says_so)) if has_answers else (),
+    )
 
 
 def read_questions(path: Path, config: TableConfig) -> tuple[QuestionReader, list[Question]]:
