@@ -12,9 +12,9 @@ import pytest
 from transformers import pipeline
 
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import TASK_FILE
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predict import main, predict
+from bertsmith.recipes.task_file import TASK_FILE
 from bertsmith.recipes.texts import predict as predict_recipe
 
 LABELS = ("neg", "pos", "so so")

@@ -6,7 +6,6 @@ and how long its texts may be. Without it (a model from elsewhere) the table dec
 Shape legend: N sequences, C classes.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -30,14 +29,13 @@ from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
+from bertsmith.recipes.task_file import TASK_FILE, read_task_file, scores_in, write_task_file
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import TaskKind
 from bertsmith.tasks.kinds import kind_of
 from bertsmith.tasks.windows import Merge
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
-
-TASK_FILE = "bertsmith.json"
 
 Item = TypeVar("Item")
 
@@ -76,9 +74,7 @@ class Task:
     def write(self, folder: Path) -> None:
         """Put the file into a model folder."""
         values = asdict(self)
-        content = {"task": values.pop("problem_type"), **values}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / TASK_FILE).write_text(text, encoding="utf-8")
+        write_task_file(folder, values.pop("problem_type"), values)
 
 
 def read_task(folder: Path) -> Task | None:
@@ -87,30 +83,27 @@ def read_task(folder: Path) -> Task | None:
     Raises:
         UserError: The file is damaged.
     """
-    file = folder / TASK_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        columns = content["columns"]
-        return Task(
-            columns=UsualColumns(
-                text=str(columns["text"]),
-                pair=None if columns["pair"] is None else str(columns["pair"]),
-                label=str(columns["label"]),
-                labels=tuple(map(str, columns.get("labels") or ())),
-            ),
-            max_sequence_tokens=int(content["max_sequence_tokens"]),
-            step=int(content["step"]),
-            scores={str(k): float(v) for k, v in content["scores"].items()},
-            problem_type=content["task"],
-            overlap_tokens=_maybe_int(content.get("overlap_tokens")),
-            merge="max" if content.get("merge") == "max" else "mean",
-            label_separator=content.get("label_separator"),
-            decisions=content.get("decisions"),
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+    return read_task_file(folder, _as_task)
+
+
+def _as_task(content: Mapping[str, Any]) -> Task:
+    columns = content["columns"]
+    return Task(
+        columns=UsualColumns(
+            text=str(columns["text"]),
+            pair=None if columns["pair"] is None else str(columns["pair"]),
+            label=str(columns["label"]),
+            labels=tuple(map(str, columns.get("labels") or ())),
+        ),
+        max_sequence_tokens=int(content["max_sequence_tokens"]),
+        step=int(content["step"]),
+        scores=scores_in(content),
+        problem_type=content["task"],
+        overlap_tokens=_maybe_int(content.get("overlap_tokens")),
+        merge="max" if content.get("merge") == "max" else "mean",
+        label_separator=content.get("label_separator"),
+        decisions=content.get("decisions"),
+    )
 
 
 def _maybe_int(value: object) -> int | None:

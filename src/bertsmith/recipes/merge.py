@@ -9,8 +9,9 @@ from bertsmith.hf import recover_model, save_model
 from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
-from bertsmith.recipes.classifier import TASK_FILE, adapter_folder, model_folder
+from bertsmith.recipes.classifier import adapter_folder, model_folder
 from bertsmith.recipes.config import MergeConfig
+from bertsmith.recipes.task_file import TASK_FILE
 
 
 def main(config: MergeConfig) -> int:

@@ -16,7 +16,6 @@ from bertsmith.errors import UserError
 from bertsmith.hf.sentence import read_pooling
 from bertsmith.model.objectives import Objective
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.tasks.config import TaskName
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.embedding import embedding_kind
 from bertsmith.tasks.infer import ChosenTask, choose_task
@@ -198,15 +197,7 @@ def as_found(config: FinetuneConfig, kind: TaskKind[Any], source: Path) -> Finet
     embedding = config.embedding
     if kind.is_apart and embedding.pooling == "auto":
         embedding = replace(embedding, pooling=read_pooling(source) or "mean")
-    names: dict[str, TaskName] = {
-        "classification": "classification",
-        "multilabel": "multilabel",
-        "regression": "regression",
-        "embedding": "embedding",
-    }
-    return replace(
-        config, task=names[kind.name], monitor=monitor_of(config, kind), embedding=embedding
-    )
+    return replace(config, task=kind.name, monitor=monitor_of(config, kind), embedding=embedding)
 
 
 def encode_part(

@@ -18,7 +18,7 @@ from bertsmith.metrics.calibration import best_temperature
 from bertsmith.metrics.classification import ClassificationMetrics, classification_metrics
 from bertsmith.model.objectives import CrossEntropy, Objective, ProblemType
 from bertsmith.tasks import weights
-from bertsmith.tasks.config import DecideConfig, LossConfig
+from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import Answer, Said, TaskKind
 from bertsmith.tasks.windows import Merge, log_of, merge_windows
@@ -56,7 +56,7 @@ def cross_entropy_of(loss: LossConfig, targets: Tensor, names: Sequence[str]) ->
 class Classification(TaskKind[str]):
     """Targets are class ids, int64."""
 
-    name: ClassVar[str] = "classification"
+    name: ClassVar[TaskName] = "classification"
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
     holdout_said: ClassVar[str] = "each label in proportion"

@@ -25,7 +25,7 @@ from bertsmith.metrics.embedding import retrieval_metrics
 from bertsmith.metrics.regression import regression_metrics
 from bertsmith.model.objectives import ProblemType
 from bertsmith.model.pair_objectives import Contrastive, CosineError, PairObjective
-from bertsmith.tasks.config import DecideConfig, EmbeddingConfig, LossConfig
+from bertsmith.tasks.config import DecideConfig, EmbeddingConfig, LossConfig, TaskName
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import Answer, Said, TaskKind, nothing_to_weigh
 from bertsmith.tasks.windows import Merge
@@ -38,7 +38,7 @@ EmbeddingLabel = float | str | None
 class Embedding(TaskKind[EmbeddingLabel]):
     """Targets are text numbers and scores, float64, shape S x 2."""
 
-    name: ClassVar[str] = "embedding"
+    name: ClassVar[TaskName] = "embedding"
     problem_type: ClassVar[ProblemType] = "sentence_embedding"
     holdout_said: ClassVar[str] = "by a hash of each pair"
     has_chances: ClassVar[bool] = False

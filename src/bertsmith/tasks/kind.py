@@ -20,7 +20,7 @@ from bertsmith.data.tables import LabelledTable
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.model.objectives import Objective, ProblemType
-from bertsmith.tasks.config import MONITORS, DecideConfig, LossConfig
+from bertsmith.tasks.config import MONITORS, DecideConfig, LossConfig, TaskName
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.windows import Merge
 
@@ -42,7 +42,7 @@ class Answer:
 class TaskKind(ABC, Generic[LabelT]):
     """One kind of task; `LabelT` is what a table's cell becomes."""
 
-    name: ClassVar[str]
+    name: ClassVar[TaskName]
     """As `--task` says it."""
 
     problem_type: ClassVar[ProblemType]

@@ -26,7 +26,7 @@ from bertsmith.metrics.calibration import best_temperature
 from bertsmith.metrics.multilabel import MultilabelMetrics, multilabel_metrics
 from bertsmith.model.objectives import BinaryCrossEntropy, Objective, ProblemType
 from bertsmith.tasks import weights
-from bertsmith.tasks.config import DecideConfig, LossConfig
+from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName
 from bertsmith.tasks.decisions import HALF, Decisions, best_threshold
 from bertsmith.tasks.kind import Answer, Said, TaskKind
 from bertsmith.tasks.windows import Merge, logit_of, merge_windows
@@ -38,7 +38,7 @@ class Multilabel(TaskKind[LabelSet]):
 
     label_separator: str | None = None
 
-    name: ClassVar[str] = "multilabel"
+    name: ClassVar[TaskName] = "multilabel"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
     headline: ClassVar[tuple[str, ...]] = ("average_precision", "macro_f1", "loss")
     holdout_said: ClassVar[str] = "each label about in proportion"

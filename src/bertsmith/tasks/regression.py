@@ -16,7 +16,7 @@ from bertsmith.data.tables import LabelledTable
 from bertsmith.errors import UserError
 from bertsmith.metrics.regression import RegressionMetrics, regression_metrics
 from bertsmith.model.objectives import Objective, ProblemType, SquaredError
-from bertsmith.tasks.config import DecideConfig, LossConfig
+from bertsmith.tasks.config import DecideConfig, LossConfig, TaskName
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import Answer, Said, TaskKind, nothing_to_weigh
 from bertsmith.tasks.windows import Merge, merge_windows
@@ -26,7 +26,7 @@ from bertsmith.tasks.windows import Merge, merge_windows
 class Regression(TaskKind[float]):
     """Targets are numbers, fp32."""
 
-    name: ClassVar[str] = "regression"
+    name: ClassVar[TaskName] = "regression"
     problem_type: ClassVar[ProblemType] = "regression"
     headline: ClassVar[tuple[str, ...]] = ("spearman", "pearson", "mse")
     holdout_said: ClassVar[str] = "by a hash of each text"

@@ -3,10 +3,10 @@
 Shape legend: R windows, Q questions.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from bertsmith.hf import load_span_model
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.span_model import SpanModel, span_nats
 from bertsmith.recipes.classifier import (
-    TASK_FILE,
     adapter_folder,
     ahead,
     fitting_tokenizer,
@@ -29,6 +28,7 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import Device
 from bertsmith.recipes.questions.data import longest_window, overlap_in
+from bertsmith.recipes.task_file import read_task_file, scores_in, write_task_file
 from bertsmith.tasks.answer_scan import SCAN_COLUMNS, Found, merge_scans, scan_windows
 from bertsmith.tasks.config import AnswerConfig
 from bertsmith.tasks.questions import Answering, FoundAnswer, answers_of
@@ -56,9 +56,7 @@ class AnswerTask:
 
     def write(self, folder: Path) -> None:
         """Put the file into a model folder."""
-        content = {"task": Answering.name, **asdict(self)}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / TASK_FILE).write_text(text, encoding="utf-8")
+        write_task_file(folder, Answering.name, asdict(self))
 
 
 def read_answer_task(folder: Path) -> AnswerTask | None:
@@ -67,22 +65,19 @@ def read_answer_task(folder: Path) -> AnswerTask | None:
     Raises:
         UserError: The file is damaged.
     """
-    file = folder / TASK_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        threshold = content["null_threshold"]
-        return AnswerTask(
-            max_sequence_tokens=int(content["max_sequence_tokens"]),
-            overlap_tokens=int(content["overlap_tokens"]),
-            max_answer_tokens=int(content["max_answer_tokens"]),
-            null_threshold=None if threshold is None else float(threshold),
-            step=int(content["step"]),
-            scores={str(k): float(v) for k, v in content["scores"].items()},
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+    return read_task_file(folder, _as_task)
+
+
+def _as_task(content: Mapping[str, Any]) -> AnswerTask:
+    threshold = content["null_threshold"]
+    return AnswerTask(
+        max_sequence_tokens=int(content["max_sequence_tokens"]),
+        overlap_tokens=int(content["overlap_tokens"]),
+        max_answer_tokens=int(content["max_answer_tokens"]),
+        null_threshold=None if threshold is None else float(threshold),
+        step=int(content["step"]),
+        scores=scores_in(content),
+    )
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """What stands beside the weights of a tagger, and the tagger loaded from there."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from bertsmith.hf import load_token_classifier, read_labels
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.classifier import (
-    TASK_FILE,
     adapter_folder,
     ahead,
     fitting_tokenizer,
@@ -24,6 +22,7 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import Device
+from bertsmith.recipes.task_file import read_task_file, scores_in, write_task_file
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
@@ -40,9 +39,7 @@ class TaggingTask:
 
     def write(self, folder: Path) -> None:
         """Put the file into a model folder."""
-        content = {"task": Tagging.name, **asdict(self)}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / TASK_FILE).write_text(text, encoding="utf-8")
+        write_task_file(folder, Tagging.name, asdict(self))
 
 
 def read_tagging_task(folder: Path) -> TaggingTask | None:
@@ -51,19 +48,15 @@ def read_tagging_task(folder: Path) -> TaggingTask | None:
     Raises:
         UserError: The file is damaged.
     """
-    file = folder / TASK_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return TaggingTask(
+    return read_task_file(
+        folder,
+        lambda content: TaggingTask(
             max_sequence_tokens=int(content["max_sequence_tokens"]),
             overlap_tokens=int(content["overlap_tokens"]),
             step=int(content["step"]),
-            scores={str(k): float(v) for k, v in content["scores"].items()},
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
+            scores=scores_in(content),
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
