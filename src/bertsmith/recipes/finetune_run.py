@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
 from bertsmith.data.examples import Examples, Steps
-from bertsmith.data.tokenizer import TextTokenizer
+from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.metrics import LOWER_IS_BETTER, Metrics
@@ -38,6 +38,7 @@ from bertsmith.report.run_folder import (
     versions,
 )
 from bertsmith.report.training_log import TrainingLog
+from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
 
 JUDGEMENTS_AN_EPOCH = 2
@@ -441,8 +442,29 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
         """What stands beside the best weights; None if there are none."""
 
     @abstractmethod
+    def write_task(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """Add to a model's folder how it was trained to read and to answer."""
+
+    @abstractmethod
+    def place_of(self, row: int) -> str:
+        """Where an example to learn from stands in its file."""
+
     def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
-        """Add to a model's folder what its weights do not say."""
+        """Add what weights do not say: the tokenizer, told how long texts are, and the task."""
+        tokenizer = self._data.tokenizer
+        longest = {"model_max_length": self._data.longest}
+        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+        self.write_task(folder, step, scores=scores)
+
+    def documents_of(self, error: BadStepError) -> str:
+        """Examples of the bad pack, or of the whole step, by their places."""
+        packs = self._steps.packs(error.step)
+        bad = packs if error.pack is None else [packs[error.pack]]
+        part = self._data.train
+        owners_N, num_rows = part.examples.owners_N, len(part.table)  # a row may be two sequences
+        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack})
+        shown = ", ".join(self.place_of(row) for row in rows[:5])
+        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
 
     def load_model(self, checkpoint: Path) -> ModelT:
         """The model of one of the run's checkpoints; with adapters, these on the run's base."""

@@ -1,13 +1,11 @@
 """A fine-tuning run whose model finds answers."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from bertsmith.data.examples import labelled_batch, packs_by_length
-from bertsmith.data.tokenizer import write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_span_model
 from bertsmith.metrics import Metrics
@@ -24,7 +22,6 @@ from bertsmith.recipes.questions.task import (
     scan_pack,
 )
 from bertsmith.tasks.questions import judged, score_spans, tuned_threshold
-from bertsmith.train.guard import BadStepError
 
 USE = """```
 bertsmith predict --model model --data questions.jsonl --output answers.jsonl
@@ -47,15 +44,9 @@ class QuestionRun(FinetuneRun[SpanModel, QuestionData]):
     _null_threshold: float | None = None
     """As it was best when the model was judged last."""
 
-    def documents_of(self, error: BadStepError) -> str:
-        """Questions of the bad pack, or of the whole step, by their places."""
-        packs = self._steps.packs(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
-        part = self._data.train
-        rows = torch.tensor(sorted(row for pack in bad for row in pack))
-        numbers = sorted(set(part.examples.owners_N[rows].tolist()))
-        shown = ", ".join(part.table[number].place for number in numbers[:5])
-        return shown + (f" and {len(numbers) - 5:,} more" if len(numbers) > 5 else "")
+    def place_of(self, row: int) -> str:
+        """File and line of an example to learn from."""
+        return self._data.train.table[row].place
 
     def new_model(self, folder: Path) -> SpanModel:
         """The model of a folder, with the run's head."""
@@ -111,11 +102,8 @@ class QuestionRun(FinetuneRun[SpanModel, QuestionData]):
         )
         return answer_metrics(questions, null_threshold=self._null_threshold)
 
-    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
-        """The tokenizer, told how long the model's windows are, and the task."""
-        tokenizer = self._data.tokenizer
-        longest = {"model_max_length": self._data.longest}
-        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+    def write_task(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """How the model was trained to read and to answer."""
         threshold = self._null_threshold
         if threshold is None and self._data.tables.kind.has_impossible:
             threshold = 0.0  # not judged yet: whichever scores more

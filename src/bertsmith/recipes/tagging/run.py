@@ -1,12 +1,10 @@
 """A fine-tuning run whose model tags words."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from bertsmith.data.tokenizer import write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_token_classifier
 from bertsmith.metrics import Metrics
@@ -16,7 +14,6 @@ from bertsmith.parallel.world import dealt
 from bertsmith.recipes.finetune_run import FinetuneRun
 from bertsmith.recipes.tagging.data import TaggingData
 from bertsmith.recipes.tagging.task import TaggingTask, logits_MC, read_tagging_task
-from bertsmith.train.guard import BadStepError
 
 
 class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
@@ -24,15 +21,10 @@ class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
 
     hub_task = "token-classification"
 
-    def documents_of(self, error: BadStepError) -> str:
-        """Sentences of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.packs(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
+    def place_of(self, row: int) -> str:
+        """File and line of an example to learn from."""
         part = self._data.train
-        rows = torch.tensor(sorted(row for pack in bad for row in pack))
-        numbers = sorted(set(part.examples.owners_N[rows].tolist()))
-        shown = ", ".join(f"{part.path}:{part.table[number].lines[0]}" for number in numbers[:5])
-        return shown + (f" and {len(numbers) - 5:,} more" if len(numbers) > 5 else "")
+        return f"{part.path}:{part.table[row].lines[0]}"
 
     def new_model(self, folder: Path) -> TokenClassifier:
         """The model of a folder, with the run's head."""
@@ -69,11 +61,8 @@ class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
             ) from error
         return tag_metrics(counts, has_spans=kind.has_spans)
 
-    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
-        """The tokenizer, told how long the model's windows are, and the task."""
-        tokenizer = self._data.tokenizer
-        longest = {"model_max_length": self._data.longest}
-        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+    def write_task(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """How the model was trained to read and to answer."""
         TaggingTask(
             max_sequence_tokens=self._data.longest,
             overlap_tokens=self._data.overlap_tokens,

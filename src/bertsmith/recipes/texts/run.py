@@ -1,13 +1,11 @@
 """A fine-tuning run whose model gives a text one row of scores, or its embedding."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from bertsmith.data.examples import packs_by_length
-from bertsmith.data.tokenizer import write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.parallel.world import dealt
@@ -16,7 +14,6 @@ from bertsmith.recipes.finetune_run import FinetuneRun
 from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.texts.data import TaskData
 from bertsmith.tasks.decisions import Decisions
-from bertsmith.train.guard import BadStepError
 
 
 class TextRun(FinetuneRun[TextModel, TaskData]):
@@ -30,15 +27,9 @@ class TextRun(FinetuneRun[TextModel, TaskData]):
         """By whether texts have scores or embeddings."""
         return "sentence-similarity" if self._data.tables.kind.is_apart else "text-classification"
 
-    def documents_of(self, error: BadStepError) -> str:
-        """Rows of the bad pack, or of the whole step, by file and line."""
-        packs = self._steps.packs(error.step)
-        bad = packs if error.pack is None else [packs[error.pack]]
-        num_rows = len(self._data.train.table)  # the texts of a row may be sequences of their own
-        owners_N = self._data.train.examples.owners_N
-        rows = sorted({int(owners_N[row]) % num_rows for pack in bad for row in pack})
-        shown = ", ".join(self._data.train.table.place(row) for row in rows[:5])
-        return shown + (f" and {len(rows) - 5:,} more" if len(rows) > 5 else "")
+    def place_of(self, row: int) -> str:
+        """File and line of an example to learn from."""
+        return self._data.train.table.place(row)
 
     def new_model(self, folder: Path) -> TextModel:
         """The model of a folder, with the run's head."""
@@ -80,11 +71,8 @@ class TextRun(FinetuneRun[TextModel, TaskData]):
                 "the best model so far stands; try a lower --optim.learning_rate"
             ) from error
 
-    def write_beside(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
-        """The tokenizer, told how long the model's texts are, and the task."""
-        tokenizer = self._data.tokenizer
-        longest = {"model_max_length": self._data.longest}
-        write_tokenizer(folder, replace(tokenizer, config=tokenizer.config | longest))
+    def write_task(self, folder: Path, step: int, *, scores: Mapping[str, float]) -> None:
+        """How the model was trained to read and to answer."""
         task = Task(
             columns=self._data.tables.columns,
             max_sequence_tokens=self._data.longest,
