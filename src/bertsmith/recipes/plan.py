@@ -104,9 +104,10 @@ def shape_of(config: PlanPretrainConfig | PlanFinetuneConfig, target: Target) ->
         alone = pretraining_shape(config, encoder, ground)
         return pretraining_shape(config, encoder, shared(ground, config.parallel, alone, target))
     table = Table(
-        num_labels=config.labels,
+        num_labels=2 if config.task == "questions" else config.labels,
         trained_rows=config.table_rows,
         longest=config.max_sequence_tokens or encoder.max_position_embeddings,
+        reads_words=config.task in ("tokens", "questions", "embedding"),
     )
     alone = finetuning_shape(config, encoder, ground, table)
     ground = shared(ground, config.parallel, alone, target)
