@@ -21,7 +21,7 @@ def test_every_example_of_the_page_runs(
     lines = [" ".join(words[(i * k + k) % 24] for k in range(1, 9)) for i in range(200)]
     Path("corpus.txt").write_text("\n".join(lines) + "\n")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)

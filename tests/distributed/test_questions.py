@@ -49,8 +49,8 @@ def packs_of(cut: tuple[tuple[int, ...], ...]) -> list[LabelledBatch]:
     return made
 
 
-def step(way: StrategyName, world: World, cut: tuple[tuple[int, ...], ...]) -> tuple[float, float]:
-    """Loss and gradient norm of one step."""
+def step(way: StrategyName, world: World, cut: tuple[tuple[int, ...], ...]) -> tuple[float, ...]:
+    """Loss and gradient norm of one step; and the sum of scores before it, as a judgement has."""
     packs = packs_of(cut)
     numbers = range(world.rank, len(packs), world.size)
     mine = [packs[n] for n in numbers]
@@ -60,10 +60,14 @@ def step(way: StrategyName, world: World, cut: tuple[tuple[int, ...], ...]) -> t
     initialize(model, config=CONFIG, seed=2)
     strategy = wrap(way, model, world, dp_devices=1, dtype=torch.float32)
     optim = OptimConfig(learning_rate=1e-3)
+    optimizer = AdamW(group_parameters(model, optim), optim)
+    inputs = packs_of(WHOLE)[0].inputs
+    with torch.no_grad():
+        scores = float(model.logits_T2(inputs, dropout_seed=None).abs().sum())
     report = train_step(
         strategy,
         StepShare(packs=mine, numbers=numbers, num_packs=len(packs)),
-        AdamW(group_parameters(model, optim), optim),
+        optimizer,
         compute=FP32,
         scaler=None,
         step=0,
@@ -71,10 +75,10 @@ def step(way: StrategyName, world: World, cut: tuple[tuple[int, ...], ...]) -> t
         learning_rate=1e-3,
         max_grad_norm=None,
     )
-    return report.loss, report.grad_norm
+    return report.loss, report.grad_norm, scores
 
 
-def on_a_rank(world: World) -> dict[str, tuple[float, float]]:
+def on_a_rank(world: World) -> dict[str, tuple[float, ...]]:
     ways: tuple[StrategyName, ...] = ("ddp", "fsdp")
     return {way: step(way, world, CUT) for way in ways}
 

@@ -41,6 +41,9 @@ class SentenceEmbedder(nn.Module):
 
     def logits_NC(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Embeddings of a pack's texts, of length 1, fp32: what this head gives for scores."""
+        return self._embedded_ND(batch, dropout_seed=dropout_seed)
+
+    def _embedded_ND(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         if self.pooling == "cls":
             first_N = batch.starts_N1[:-1].long()
             pooled_ND = self.encoder(batch, dropout_seed=dropout_seed, rows_M=first_N).float()
@@ -59,7 +62,7 @@ class SentenceEmbedder(nn.Module):
         """
         assert batch.gradients_ND is not None, "a step seen whole"
         assert batch.losses_N is not None, "a step seen whole"
-        embeddings_ND = self.logits_NC(batch.inputs, dropout_seed=dropout_seed)
+        embeddings_ND = self._embedded_ND(batch.inputs, dropout_seed=dropout_seed)
         along = (embeddings_ND[: batch.num_targets] * batch.gradients_ND).sum()
         nats = batch.losses_N.sum() + (along - along.detach())
         return LossSum(nats=nats, num_targets=batch.num_targets)

@@ -29,6 +29,9 @@ class SpanModel(nn.Module):
 
     def logits_T2(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         """Scores of all tokens, question and special ones included."""
+        return self._logits_T2(batch, dropout_seed=dropout_seed)
+
+    def _logits_T2(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
         logits_T2: Tensor = self.span_scores(hidden_TD)
         return logits_T2
@@ -40,7 +43,7 @@ class SpanModel(nn.Module):
         the sequence has no answer. A filler, whose sequence is no target, gives a loss of 0 and
         gradients of 0.
         """
-        logits_T2 = self.logits_T2(batch.inputs, dropout_seed=dropout_seed).float()
+        logits_T2 = self._logits_T2(batch.inputs, dropout_seed=dropout_seed).float()
         nats_N2 = span_nats(logits_T2, batch.inputs.starts_N1, batch.labels_N)
         return LossSum(nats=nats_N2[: batch.num_targets].sum(), num_targets=batch.num_targets)
 

@@ -39,6 +39,11 @@ class TokenClassifier(nn.Module):
         self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
     ) -> Tensor:
         """Scores of the tags at the given positions, ascending."""
+        return self._logits_MC(batch, positions_M, dropout_seed=dropout_seed)
+
+    def _logits_MC(
+        self, batch: PackedBatch, positions_M: Tensor, *, dropout_seed: int | None
+    ) -> Tensor:
         hidden_MD = self.encoder(batch, dropout_seed=dropout_seed, rows_M=positions_M)
         drop = dropout_at(
             drop_prob=self.encoder.config.hidden_dropout_prob,
@@ -52,7 +57,7 @@ class TokenClassifier(nn.Module):
 
     def forward(self, batch: MaskedBatch, *, dropout_seed: int | None) -> LossSum:
         """The objective's loss over the words, summed; 0 and no gradient if there are none."""
-        logits_MC = self.logits_MC(batch.inputs, batch.positions_M, dropout_seed=dropout_seed)
+        logits_MC = self._logits_MC(batch.inputs, batch.positions_M, dropout_seed=dropout_seed)
         nats = self.objective.nats(logits_MC.float(), batch.targets_M)
         return LossSum(nats=nats, num_targets=batch.num_targets)
 

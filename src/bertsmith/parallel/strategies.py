@@ -30,8 +30,12 @@ from bertsmith.parallel.world import World
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
-INFERENCE_METHODS = ("logits_MV", "logits_NC", "nats_and_right_M", "pair_logits_P2")
-"""What evaluation calls instead of forward; FSDP has to gather parameters for them too."""
+INFERENCE_METHODS = (
+    *("logits_MV", "logits_NC", "logits_MC", "logits_T2"),
+    *("nats_and_right_M", "pair_logits_P2"),
+)
+"""What evaluation calls instead of forward; FSDP has to gather parameters for them too. No forward
+calls one of them: parameters would be let go in the midst of it."""
 
 
 class Strategy:

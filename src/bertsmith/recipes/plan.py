@@ -106,7 +106,7 @@ def shape_of(config: PlanPretrainConfig | PlanFinetuneConfig, target: Target) ->
         return pretraining_shape(config, encoder, shared(ground, config.parallel, alone, target))
     longest = config.max_sequence_tokens or encoder.max_position_embeddings
     table = Table(
-        num_labels=config.labels,
+        num_labels=2 if config.task == "questions" else config.labels,
         trained_rows=config.table_rows,
         longest=longest,
         tokens_of_step=_tokens_of_step(config, longest),
