@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,15 @@ def test_what_does_not_go_with_questions_is_refused(
     data = squad(tmp_path / "train.json")
     with pytest.raises(UserError, match=said):
         finetune(settings(tiny_encoder_folder, data, tmp_path / "run", **more))
+
+
+def test_the_longest_answer_is_said_of_questions_alone(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,x\nb,y\n")
+    config = settings(tiny_encoder_folder, tmp_path / "t.csv", tmp_path / "run")
+    with pytest.raises(UserError, match="--answer: is for questions on texts, which"):
+        finetune(replace(config, answer=AnswerConfig(max_tokens=4)))
 
 
 def test_questions_on_one_context_cannot_be_held_out_from_each_other(
