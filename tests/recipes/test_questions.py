@@ -346,6 +346,15 @@ def test_what_does_not_go_with_questions_is_refused(
         finetune(settings(tiny_encoder_folder, data, tmp_path / "run", **more))
 
 
+def test_questions_that_all_have_no_answer_teach_nothing(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    row = {"question": "a", "context": "b", "answers": []}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="no question has an answer; there is nothing to learn"):
+        finetune(settings(tiny_encoder_folder, tmp_path / "t.jsonl", tmp_path / "run"))
+
+
 def test_the_longest_answer_is_said_of_questions_alone(
     tmp_path: Path, tiny_encoder_folder: Path
 ) -> None:
