@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,24 @@ def test_what_does_not_go_with_questions_is_refused(
     data = squad(tmp_path / "train.json")
     with pytest.raises(UserError, match=said):
         finetune(settings(tiny_encoder_folder, data, tmp_path / "run", **more))
+
+
+def test_questions_that_all_have_no_answer_teach_nothing(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    row = {"question": "a", "context": "b", "answers": []}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="no question has an answer; there is nothing to learn"):
+        finetune(settings(tiny_encoder_folder, tmp_path / "t.jsonl", tmp_path / "run"))
+
+
+def test_the_longest_answer_is_said_of_questions_alone(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,x\nb,y\n")
+    config = settings(tiny_encoder_folder, tmp_path / "t.csv", tmp_path / "run")
+    with pytest.raises(UserError, match="--answer: is for questions on texts, which"):
+        finetune(replace(config, answer=AnswerConfig(max_tokens=4)))
 
 
 def test_questions_on_one_context_cannot_be_held_out_from_each_other(

@@ -176,7 +176,8 @@ class FinetuneConfig:
     """Checkpoint folder (bertsmith's or Hugging Face's) or a hub name."""
 
     data: str
-    """Labelled table: CSV, TSV, JSONL or Parquet, also gzip or zstd."""
+    """Labelled table: CSV, TSV, JSONL or Parquet, also gzip or zstd; tagged sentences; or questions
+    on texts, such as SQuAD's JSON."""
 
     output: str
     """Run folder to write."""

@@ -41,6 +41,7 @@ EXIT_UNFIT = 1
 """Exit code of `doctor` where a finding is an error."""
 
 CONLL_ENDINGS = (".conll", ".bio", ".iob", ".bioes", ".bmes")
+SQUAD_ENDING = ".json"
 TABLE_ENDINGS = (".csv", ".tsv", *JSON_ENDINGS, *PARQUET_ENDINGS)
 
 
@@ -127,7 +128,7 @@ def _kind(config: DoctorConfig) -> str:
         return config.kind
     if ending in CONLL_ENDINGS or (ending in TEXT_ENDINGS and path.exists() and looks_tagged(path)):
         return "tagged"
-    if path.is_file() and _has_questions(path):
+    if ending == SQUAD_ENDING or (path.is_file() and _has_questions(path)):
         return "questions"
     if is_many or ending in TEXT_ENDINGS:
         return "text"
@@ -150,10 +151,8 @@ def _kind_by_columns(path: Path) -> str:
         UserError: It cannot be opened, or is of a kind that is not read.
     """
     if (ending := ending_of(path)) not in TABLE_ENDINGS:
-        raise UserError(
-            f"{path}: the ending {ending!r} is not read; use "
-            f"{', '.join((*TABLE_ENDINGS, *CONLL_ENDINGS, *TEXT_ENDINGS))}, or say --kind"
-        )
+        known = ", ".join((*TABLE_ENDINGS, SQUAD_ENDING, *CONLL_ENDINGS, *TEXT_ENDINGS))
+        raise UserError(f"{path}: the ending {ending!r} is not read; use {known}, or say --kind")
     open_bytes(path).close()  # no such file is a mistake in the call; a damaged one is not
     try:
         records = open_records(path)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME
 from bertsmith.hf.stored_adapter import task_type_of
 from bertsmith.recipes.classifier import adapter_folder, found_folder
@@ -10,6 +11,7 @@ from bertsmith.recipes.form import Form
 from bertsmith.recipes.questions.form import Questions
 from bertsmith.recipes.tagging.form import Tags
 from bertsmith.recipes.texts.form import Embeddings, Texts
+from bertsmith.tasks.config import AnswerConfig
 
 TEXTS = Texts()
 FORMS: tuple[Form[Any, Any], ...] = (Tags(), Questions(), Embeddings(), TEXTS)
@@ -22,7 +24,10 @@ def form_of_data(config: FinetuneConfig) -> Form[Any, Any]:
     Raises:
         UserError: The data cannot be read, or is of another form than is asked for.
     """
-    return next(form for form in FORMS if form.is_asked(config))
+    found = next(form for form in FORMS if form.is_asked(config))
+    if config.answer != AnswerConfig() and not isinstance(found, Questions):
+        raise UserError(f"--answer: is for questions on texts, which {config.data} does not hold")
+    return found
 
 
 def form_of_model(where: str, *, adapter: str | None = None) -> Form[Any, Any]:

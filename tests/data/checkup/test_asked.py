@@ -95,10 +95,14 @@ def test_contexts_on_both_sides_are_found_though_the_questions_differ(
 
 def test_a_damaged_file_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
-    path.write_text('{"data": [{"paragraphs": [')
-    code, told = look(capsys, str(path))
-    assert code == 1
-    assert "a.json:1:27: not valid JSON" in json.dumps(told["findings"])
+    for content, said in (
+        ('{"data": [{"paragraphs": [', "not valid JSON"),
+        ("[1, 2]", "has no list 'data'"),
+    ):
+        path.write_text(content)
+        code, told = look(capsys, str(path))
+        assert code == 1
+        assert said in told["by_check"]["unreadable"]["what"]
 
 
 def test_long_contexts_are_told_as_windows_and_long_answers_as_not_found(

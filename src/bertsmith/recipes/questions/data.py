@@ -124,6 +124,8 @@ def open_questions(config: FinetuneConfig, source: Path, *, at_once: int) -> Que
     encoder = QuestionTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap)
     path = Path(config.data)
     reader, questions = read_questions(path, config.table)
+    if not any(one.answers for one in questions):
+        raise UserError(f"{path}: no question has an answer; there is nothing to learn")
     kind = Answering(has_impossible=any(not one.answers for one in questions))
     why = (
         "as --task says"
