@@ -79,6 +79,19 @@ def test_fit_and_predict_are_the_commands(encoder_folder: Path, tmp_path: Path) 
     assert clone(model).get_params() == model.get_params()
 
 
+def test_what_a_table_leaves_open_is_missing_and_answers_are_not_asked_for(
+    encoder_folder: Path,
+) -> None:
+    table = pandas.DataFrame([ROWS[0], ROWS[1] | {"is_impossible": False}, *ROWS[2:]])
+    model = new(encoder_folder, epochs=1.0).fit(table)
+    round_and_round: list[Any] = []
+    round_and_round.append(round_and_round)
+    asked = [{**ROWS[0], "answers": round_and_round}]
+    assert model.predict(asked) == model.predict(ROWS[:1])
+    with pytest.raises(UserError, match="holds itself"):
+        new(encoder_folder).fit(asked)
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

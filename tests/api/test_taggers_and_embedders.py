@@ -87,6 +87,8 @@ def test_spans_come_from_a_table_and_scores_from_folds(encoder_folder: Path) -> 
         ([["a"]], None, "tags are missing"),
         (pd.DataFrame({"words": [["a"]]}), None, "no column 'tags' or"),
         ([["a"]], [["O"], ["O"]], "1 sentences and 2 lists of tags"),
+        ([["a", "b"]], [["O", None]], "tags, row 0: None is no word and no whole number"),
+        ([["a", "\ud800"]], [["O", "O"]], "sentences, row 0: holds half a surrogate pair"),
     ],
 )
 def test_what_is_no_tagging_is_told_by_row(
@@ -125,3 +127,11 @@ def test_scores_of_pairs_are_learned_from_a_table_or_a_list(encoder_folder: Path
     assert embedder.score(table) > 0.8
     with pytest.raises(UserError, match="give tuples of two texts"):
         embedder.fit(["good"])
+
+
+def test_values_of_numpy_and_broken_texts(encoder_folder: Path) -> None:
+    spans = [[{"start": np.int64(4), "end": np.int64(6), "label": "A"}]] * 8
+    tagger = fast(bertsmith.WordTagger, encoder_folder, epochs=1).fit(["the ox"] * 8, spans)
+    for broken in ("\ud800", ["\ud800"]):
+        with pytest.raises(UserError, match="sentences, row 0: holds half a surrogate pair"):
+            tagger.predict([broken])

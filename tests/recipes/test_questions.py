@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bertsmith.cli import run as command
 from bertsmith.data.questions.question import GoldAnswer, Question
@@ -422,3 +422,32 @@ def test_the_commands_tell_mistakes_in_a_line(
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_broken_weights_and_columns_that_differ_in_case_alone(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    data, run = squad(tmp_path / "train.json"), tmp_path / "run"
+    finetune(settings(tiny_encoder_folder, data, run, steps=1, eval=str(data)))
+    weights = load_file(run / "model" / "model.safetensors")
+    huge = {name: w * 1e30 if name.endswith("weight") else w for name, w in weights.items()}
+    save_file(huge, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="gives scores that are not finite"):
+        evaluate(EvaluateConfig(model=str(run), data=str(data), precision="fp32"))
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"question": "a", "Question": "b", "context": "c", "answers": []}\n')
+    with pytest.raises(UserError, match="several columns could be 'question'"):
+        finetune(settings(tiny_encoder_folder, twice, tmp_path / "none"))
+
+
+def test_no_answer_is_longer_than_a_window(tmp_path: Path, tiny_encoder_folder: Path) -> None:
+    """A limit beyond any window costs nothing, and says what the longest window's would."""
+    data = squad(tmp_path / "train.json")
+    found = []
+    for most in (LONGEST, 10**9):
+        run = tmp_path / f"run{most}"
+        answer = AnswerConfig(max_tokens=most)
+        finetune(settings(tiny_encoder_folder, data, run, steps=1, eval=str(data), answer=answer))
+        scores = evaluate(EvaluateConfig(model=str(run), data=str(data), precision="fp32"))
+        found.append(scores.metrics.by_name())
+    assert found[0] == found[1]

@@ -1,6 +1,8 @@
 """Fine-tuning, evaluation and prediction of tags, from files to answers."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +288,73 @@ def test_rows_to_tag_come_from_a_named_column_and_bad_ones_can_be_left_out(
     assert tagged("a.jsonl", lines, bad_rows="skip") == (2, [["good", "film"], ["ox"]])
     with pytest.raises(UserError, match=r"a\.jsonl:2: a token is empty .*--table\.bad_rows skip"):
         tagged("a.jsonl", lines)
+
+
+def test_files_to_tag_that_are_no_text_and_tags_that_are_no_words(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder, steps=2)
+    (tmp_path / "a.conll").write_bytes(b"good\nfilm\n\n\xff\n")
+    asked = PredictConfig(
+        model=str(run),
+        data=str(tmp_path / "a.conll"),
+        output=str(tmp_path / "out.jsonl"),
+        precision="fp32",
+        device="cpu",
+    )
+    with pytest.raises(UserError, match=r"a\.conll:4: .*is not UTF-8"):
+        predict(asked)
+    skipping = replace(asked, table=TableConfig(bad_rows="skip"))
+    assert predict(skipping).skipped_rows == 1
+    (row,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(row)["tokens"] == ["good", "film"]
+    good = '{"tokens": ["the", "ox"], "tags": ["O", "B-A"]}\n'
+    for bad, said in (
+        ('{"tokens": ["the", "ox"], "tags": [null, "B-A"]}', "the tag null is neither a word nor"),
+        ('{"tokens": ["the", "ox"], "tags": [true, "B-A"]}', "the tag true is neither a word nor"),
+        ('{"text": "the ox", "entities": [{"start": 4, "end": 6, "label": "\\ud800"}]}', "half a"),
+        ('{"text": "the ox", "entities": null}\n{"text": "ox", "entities": 3}', r":2: the spans"),
+    ):
+        data = tmp_path / "bad.jsonl"
+        data.write_text(bad + "\n" + good * (4 if "tokens" in bad else 0))
+        with pytest.raises(UserError, match=said):
+            finetune(
+                FinetuneConfig(
+                    model=str(tiny_encoder_folder),
+                    data=str(data),
+                    output=str(tmp_path / "none"),
+                    task="tokens",
+                )
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"overlap_tokens": -5}, "overlap_tokens is -5"),
+        ({"max_sequence_tokens": math.inf}, "max_sequence_tokens is inf"),
+        ({"max_sequence_tokens": 999}, "max_sequence_tokens is 999, and the model has"),
+        ({"task": "questions"}, "task is 'questions', and the model is one of tokens"),
+    ],
+)
+def test_a_damaged_file_beside_the_model_is_named(
+    tmp_path: Path, tiny_encoder_folder: Path, change: dict[str, Any], said: str
+) -> None:
+    run = train(tmp_path, tiny_encoder_folder, lora=LoraConfig(rank=2), steps=1)
+    for folder in ("model", "adapter"):
+        file = run / folder / "bertsmith.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=rf"model/bertsmith\.json: .*{said}"):
+        evaluate(EvaluateConfig(model=str(run), data=str(tmp_path / "train.conll")))
+    if "999" not in said:
+        merged = MergeConfig(
+            model=str(tiny_encoder_folder), adapter=str(run), output=str(tmp_path / "merged")
+        )
+        with pytest.raises(UserError, match=rf"adapter/bertsmith\.json: .*{said}"):
+            merge_folders(merged)
+        assert not (tmp_path / "merged").exists()
+    inside = MergeConfig(
+        model=str(tiny_encoder_folder), adapter=str(run), output=str(run / "adapter" / "x")
+    )
+    with pytest.raises(UserError, match="lies in --adapter"):
+        merge_folders(inside)

@@ -1,12 +1,12 @@
 """Answers from texts with `fit` and `predict`: the Python side of `--task questions`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertsmith.api.estimator import Estimator, Rows
-from bertsmith.api.inputs import as_list, column_names
+from bertsmith.api.inputs import as_list, column_names, plain_tree
 from bertsmith.data.config import TableConfig
-from bertsmith.data.questions.files import question_of
+from bertsmith.data.questions.files import KEYS, question_of
 from bertsmith.data.questions.question import Question, QuestionFaultError
 from bertsmith.errors import UserError
 from bertsmith.metrics.answers import score_answer
@@ -14,8 +14,6 @@ from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.questions.predict import QUESTIONS_AT_ONCE, as_row
 from bertsmith.recipes.questions.task import Answerer, open_answerer
 from bertsmith.tasks.questions import FoundAnswer
-
-KEYS = ("id", "question", "context", "answers", "is_impossible")
 
 
 class QuestionAnswerer(Estimator[Answerer]):
@@ -106,7 +104,8 @@ def read_rows(X: Any, *, has_answers: bool) -> list[Question]:
         try:
             if not isinstance(row, Mapping):
                 raise QuestionFaultError(f"is a {type(row).__name__}, not a mapping of keys")
-            content = {key: _plain(row.get(key)) for key in KEYS}
+            wanted = KEYS if has_answers else ("id", "question", "context")
+            content = {key: plain_tree(row.get(key)) for key in wanted}
             place = f"questions, row {i}"
             one = question_of(content, place, usual_id=str(i), has_answers=has_answers)
             if has_answers and one.id in seen:
@@ -118,17 +117,6 @@ def read_rows(X: Any, *, has_answers: bool) -> list[Question]:
     if has_answers and not found:
         raise UserError("there are no questions")
     return found
-
-
-def _plain(value: Any) -> Any:
-    """Lists and mappings of plain values, of whatever arrays hold them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if hasattr(value, "tolist"):  # numpy
-        return _plain(value.tolist())
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def _with_answers(questions: Sequence[Question]) -> Rows:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from bertsmith.api.config_of import with_options
 from bertsmith.api.inputs import Given
 from bertsmith.data.config import TableConfig
+from bertsmith.data.tables import SKIP_HINT
 from bertsmith.errors import UserError
 from bertsmith.recipes.classifier import model_folder
 from bertsmith.recipes.config import Device, EvaluateConfig, FinetuneConfig
@@ -372,7 +373,7 @@ def _without_paths(said: Mapping[Path, str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        message = str(error)
+        message = str(error).replace(f"; {SKIP_HINT}", "")
         for path, words in said.items():
             message = re.sub(rf"{re.escape(str(path))}:(\d+)", rf"{words}, line \1", message)
             message = message.replace(str(path), words)

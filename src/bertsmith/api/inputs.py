@@ -4,6 +4,7 @@ Lists, numpy arrays, columns and tables of pandas, polars or Arrow are told apar
 do, so that none of these has to be installed.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from bertsmith.data.columns import UsualColumns, find_columns
 from bertsmith.data.config import TableConfig
+from bertsmith.data.tables import LONE_SURROGATE
 from bertsmith.errors import UserError
 
 TEXT, PAIR, LABEL = "text", "text_b", "label"
@@ -160,6 +162,42 @@ def plain(value: Any) -> Any:
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else value
 
 
+def plain_tree(value: Any) -> Any:
+    """Lists and mappings of plain values, of whatever arrays hold them; NaN is None.
+
+    Tables have NaN where nothing is.
+
+    Raises:
+        UserError: It holds itself, or is nested too deep.
+    """
+    try:
+        return _plain_tree(value)
+    except RecursionError:
+        raise UserError("a value is nested too deep, or holds itself") from None
+
+
+def _plain_tree(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain_tree(inner) for key, inner in value.items()}
+    if hasattr(value, "tolist"):  # numpy
+        return _plain_tree(value.tolist())
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_plain_tree(inner) for inner in value]
+    return value
+
+
+def check_whole(text: str, *, where: str) -> None:
+    """Refuse a text with half of a character in it, which no tokenizer takes.
+
+    Raises:
+        UserError: It has one.
+    """
+    if LONE_SURROGATE.search(text):
+        raise UserError(f"{where}: holds half a surrogate pair; leave such rows out")
+
+
 def _split_pairs(cells: list[Any]) -> tuple[list[Any], list[Any] | None]:
     """Texts, and second texts if the first cell is a pair."""
     if not cells or not _is_pair(cells[0]):
@@ -178,6 +216,7 @@ def _text(cell: Any, row: int) -> str:
     if isinstance(cell, str):
         if not cell.strip():
             raise UserError(f"texts, row {row}: is empty; leave such rows out")
+        check_whole(cell, where=f"texts, row {row}")
         return cell
     raise UserError(
         f"texts, row {row}: is {cell!r:.40} ({type(cell).__name__}), not a text; leave such rows "

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.api.estimator import Estimator, Rows
-from bertsmith.api.inputs import as_list, column_names
-from bertsmith.data.checkup.tagged import TAGS, TOKENS
+from bertsmith.api.inputs import as_list, check_whole, column_names, plain_tree
+from bertsmith.data.checkup.tagged import TAGS, TOKENS, is_tag
 from bertsmith.data.config import TableConfig
 from bertsmith.data.tagging.sentences import SPANS, TEXT, Sentence
 from bertsmith.errors import UserError
@@ -49,13 +49,16 @@ class WordTagger(Estimator[Tagger]):
         for number, (sentence, answer) in enumerate(zip(sentences, answers, strict=True)):
             found = as_list(answer, what=f"tags, row {number}")
             if isinstance(sentence, str):
-                rows.append({TEXT: sentence, SPANS[0]: found})
+                rows.append({TEXT: sentence, SPANS[0]: plain_tree(found)})
                 continue
             words = _words(sentence, number)
             if len(found) != len(words):
                 raise UserError(
                     f"tags, row {number}: there are {len(words)} words and {len(found)} tags"
                 )
+            odd = next((tag for tag in found if not is_tag(tag)), None)
+            if odd is not None or None in found:
+                raise UserError(f"tags, row {number}: {odd!r:.40} is no word and no whole number")
             rows.append({TOKENS[0]: words, TAGS[0]: [str(tag) for tag in found]})
         if not rows:
             raise UserError("there are no sentences")
@@ -120,12 +123,14 @@ class WordTagger(Estimator[Tagger]):
         names = column_names(X)
         if names is not None:
             X = self._column(X, names, self.text_column, (*TOKENS, TEXT))
-        return [
-            sentence_of(one, split=tagger.tokenizer.split)
-            if isinstance(one, str)
-            else Sentence(words=tuple(_words(one, number)))
-            for number, one in enumerate(as_list(X, what="sentences"))
-        ]
+        found = []
+        for number, one in enumerate(as_list(X, what="sentences")):
+            if isinstance(one, str):
+                check_whole(one, where=f"sentences, row {number}")
+                found.append(sentence_of(one, split=tagger.tokenizer.split))
+            else:
+                found.append(Sentence(words=tuple(_words(one, number))))
+        return found
 
 
 def _words(sentence: Any, row: int) -> list[str]:
@@ -134,4 +139,5 @@ def _words(sentence: Any, row: int) -> list[str]:
     for word in words:
         if not isinstance(word, str) or not word.strip():
             raise UserError(f"sentences, row {row}: {word!r:.40} is no word")
+        check_whole(word, where=f"sentences, row {row}")
     return words

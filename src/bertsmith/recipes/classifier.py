@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -29,7 +29,16 @@ from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
-from bertsmith.recipes.task_file import TASK_FILE, read_task_file, scores_in, write_task_file
+from bertsmith.recipes.task_file import (
+    TASK_FILE,
+    check_fits,
+    count_in,
+    longest_in,
+    overlap_in,
+    read_task_file,
+    scores_in,
+    write_task_file,
+)
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.kind import TaskKind
 from bertsmith.tasks.kinds import kind_of
@@ -95,21 +104,23 @@ def _as_task(content: Mapping[str, Any]) -> Task:
             label=str(columns["label"]),
             labels=tuple(map(str, columns.get("labels") or ())),
         ),
-        max_sequence_tokens=int(content["max_sequence_tokens"]),
-        step=int(content["step"]),
+        max_sequence_tokens=longest_in(content),
+        step=count_in(content, "step"),
         scores=scores_in(content),
-        problem_type=content["task"],
-        overlap_tokens=_maybe_int(content.get("overlap_tokens")),
+        problem_type=_problem_type(content),
+        overlap_tokens=None if content.get("overlap_tokens") is None else overlap_in(content),
         merge="max" if content.get("merge") == "max" else "mean",
         label_separator=content.get("label_separator"),
         decisions=content.get("decisions"),
     )
 
 
-def _maybe_int(value: object) -> int | None:
-    if value is None or isinstance(value, int):
-        return value
-    raise TypeError(f"{value!r} is no number")
+def _problem_type(content: Mapping[str, Any]) -> ProblemType:
+    known: tuple[ProblemType, ...] = get_args(ProblemType)
+    for name in known:
+        if content["task"] == name:
+            return name
+    raise ValueError(f"task is {content['task']!r}, which is none of whole texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +295,10 @@ def open_classifier(
         model = adapted
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config).tokenizer
-    task = read_task(folder if adapter is None else adapter_folder(adapter))
+    beside = folder if adapter is None else adapter_folder(adapter)
+    task = read_task(beside)
+    if task is not None:
+        check_fits(task.max_sequence_tokens, config.max_position_embeddings, folder=beside)
     is_pair = task is not None and task.columns.pair is not None
     as_trained = task if max_sequence_tokens is None else None
     longest = longest_example(

@@ -40,6 +40,7 @@ from bertsmith.recipes.classifier import (
 )
 from bertsmith.recipes.config import Device, PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
+from bertsmith.recipes.task_file import check_fits
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 
@@ -105,7 +106,10 @@ def open_embedder(
         assert isinstance(adapted, SentenceEmbedder), "it is for one"
         model = adapted
     shape = model.encoder.config
-    task = read_task(folder if adapter is None else adapter_folder(adapter))
+    beside = folder if adapter is None else adapter_folder(adapter)
+    task = read_task(beside)
+    if task is not None:
+        check_fits(task.max_sequence_tokens, shape.max_position_embeddings, folder=beside)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens

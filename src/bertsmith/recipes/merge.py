@@ -6,11 +6,16 @@ from pathlib import Path
 from bertsmith.data.tokenizer import load_tokenizer, write_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import recover_model, save_model
+from bertsmith.hf.adapter import Adaptable
 from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
-from bertsmith.recipes.classifier import adapter_folder, model_folder
+from bertsmith.model.span_model import SpanModel
+from bertsmith.model.token_classifier import TokenClassifier
+from bertsmith.recipes.classifier import adapter_folder, model_folder, read_task
 from bertsmith.recipes.config import MergeConfig
+from bertsmith.recipes.questions.task import read_answer_task
+from bertsmith.recipes.tagging.task import read_tagging_task
 from bertsmith.recipes.task_file import TASK_FILE
 
 
@@ -31,6 +36,7 @@ def merge_folders(config: MergeConfig) -> Path:
     _check_output(config, output, adapter)
     source = model_folder(config.model)
     model, labels = load_adapted(source, adapter)
+    _check_task(model, adapter)
     has_tokenizer = (adapter / "tokenizer.json").exists()
     tokenizer = load_tokenizer(adapter if has_tokenizer else source)
     longest = tokenizer.config.get("model_max_length")
@@ -52,6 +58,21 @@ def merge_folders(config: MergeConfig) -> Path:
     return output
 
 
+def _check_task(model: Adaptable, adapter: Path) -> None:
+    """Refuse an adapter whose file on its task is damaged, or of another task.
+
+    Raises:
+        UserError: As said.
+    """
+    match model:
+        case TokenClassifier():
+            read_tagging_task(adapter)
+        case SpanModel():
+            read_answer_task(adapter)
+        case _:
+            read_task(adapter)
+
+
 def _check_output(config: MergeConfig, output: Path, adapter: Path) -> None:
     """Refuse to replace what is no model, or is being read.
 
@@ -61,6 +82,8 @@ def _check_output(config: MergeConfig, output: Path, adapter: Path) -> None:
     for option, path in (("model", Path(config.model)), ("adapter", adapter)):
         if path.exists() and path.resolve().is_relative_to(output.resolve()):
             raise UserError(f"--output {output}: holds --{option} {path}; name a new folder")
+    if output.resolve().is_relative_to(adapter.resolve()):
+        raise UserError(f"--output {output}: lies in --adapter {adapter}; name another folder")
     if not output.exists():
         return
     is_empty = output.is_dir() and not any(output.iterdir())

@@ -39,6 +39,62 @@ def read_task_file(folder: Path, parse: Callable[[Mapping[str, Any]], TaskT]) ->
         raise UserError(f"{file}: not readable ({error}); fine-tune again or delete it") from error
 
 
+def check_task(content: Mapping[str, Any], name: str) -> None:
+    """Refuse the file of another task.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if content["task"] != name:
+        raise ValueError(f"task is {content['task']!r}, and the model is one of {name}")
+
+
+def longest_in(content: Mapping[str, Any]) -> int:
+    """Most tokens that the model was trained to read at once.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    return count_in(content, "max_sequence_tokens", least=3)
+
+
+def overlap_in(content: Mapping[str, Any]) -> int:
+    """Tokens that windows share.
+
+    Raises:
+        ValueError: It is no such number.
+    """
+    overlap, longest = count_in(content, "overlap_tokens"), longest_in(content)
+    if 2 * overlap > longest:
+        raise ValueError(f"overlap_tokens is {overlap}, of windows of {longest}")
+    return overlap
+
+
+def count_in(content: Mapping[str, Any], key: str, *, least: int = 0) -> int:
+    """A whole number.
+
+    Raises:
+        ValueError: It is none, or less than the least.
+    """
+    value = content[key]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{key} is {value!r}")
+    return value
+
+
+def check_fits(longest: int, limit: int, *, folder: Path) -> None:
+    """Refuse a file that speaks of longer texts than the model beside it can read.
+
+    Raises:
+        UserError: It does.
+    """
+    if longest > limit:
+        raise UserError(
+            f"{folder / TASK_FILE}: max_sequence_tokens is {longest}, and the model has {limit} "
+            "positions; copy the file that came with the model"
+        )
+
+
 def scores_in(content: Mapping[str, Any]) -> dict[str, float]:
     """How the weights did on the examples they were judged by, by metric."""
     return {str(name): float(value) for name, value in content["scores"].items()}

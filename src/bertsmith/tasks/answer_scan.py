@@ -36,6 +36,7 @@ def scan_windows(
     logits_T2 = logits_T2.double()
     starts_R1 = starts_R1.long()
     lengths_R = starts_R1.diff()
+    max_answer_tokens = min(max_answer_tokens, int(lengths_R.max()))  # none is longer
     owners_T = torch.arange(len(lengths_R)).repeat_interleave(lengths_R)
     places_T = torch.arange(len(owners_T)) - starts_R1[owners_T]
     is_context_T = (places_T >= contexts_R[owners_T]) & (places_T < lengths_R[owners_T] - 1)

@@ -4,11 +4,13 @@ CoNLL: a token a line with its tag last, separated by a tab or else by blanks; a
 sentence; lines that begin with -DOCSTART- are no tokens.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertsmith.data.checkup.characters import HALF_CHARACTER
 from bertsmith.data.compressed import open_bytes
 from bertsmith.data.table_files import Records, TextLines
 from bertsmith.errors import UserError
@@ -54,6 +56,13 @@ def plain_words(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in _WORD.finditer(text)]
 
 
+def is_tag(value: object) -> bool:
+    """Whether a cell of a list can be a tag: a word, or a number that stands for one."""
+    if isinstance(value, str):
+        return not HALF_CHARACTER.search(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def looks_tagged(path: Path) -> bool:
     """Whether a text file's first lines all end in a tag of a span, so that it is CoNLL."""
     with open_bytes(path) as stream:
@@ -67,8 +76,12 @@ def looks_tagged(path: Path) -> bool:
     )
 
 
-def read_conll(path: Path) -> Iterator[TaggedSentence]:
+def read_conll(path: Path, *, has_tags: bool = True) -> Iterator[TaggedSentence]:
     """Every sentence of a CoNLL file.
+
+    Args:
+        path: The file.
+        has_tags: Whether each word must have one; else a word may stand alone.
 
     Raises:
         UserError: The file cannot be opened, or is no text with lines.
@@ -89,7 +102,8 @@ def read_conll(path: Path) -> Iterator[TaggedSentence]:
                 continue
             fields = text.split("\t") if "\t" in text else text.split()
             fault = fault or undecodable
-            if len(fields) < 2 or not fields[0].strip() or not fields[-1].strip():
+            lacks_tag = len(fields) < 2 or not fields[-1].strip()
+            if not fields[0].strip() or (has_tags and lacks_tag):
                 fault = fault or f"line {number} lacks a token or a tag"
             rows.append((number, fields[0].strip(), fields[-1].strip()))
         if rows:
@@ -122,6 +136,9 @@ def read_tagged_rows(records: Records, *, tokens: int, tags: int) -> Iterator[Ta
         fault = ""
         if not all(isinstance(word, str) for word in words):
             fault = "a token is not a text"
+        elif not all(is_tag(mark) for mark in marks):
+            odd = next(mark for mark in marks if not is_tag(mark))
+            fault = f"the tag {json.dumps(odd)} is neither a word nor a whole number"
         elif len(words) != len(marks):
             fault = f"{len(words)} tokens and {len(marks)} tags"
         yield TaggedSentence(

@@ -30,6 +30,9 @@ from bertsmith.errors import UserError
 QuestionForm = Literal["SQuAD JSON", "a question a row"]
 
 ROW_ENDINGS = (".jsonl", ".ndjson", ".parquet")
+KEYS = ("id", "question", "context", "answers", "is_impossible")
+"""What is read of a row."""
+
 PEEK_BYTES = 1 << 16
 """A SQuAD file says what it is among its first bytes."""
 
@@ -159,6 +162,11 @@ class QuestionReader:
         records = open_records(self.path)
         with closing(records):
             names = [name.lower() for name in records.columns]
+            if twice := next((name for name in KEYS if names.count(name) > 1), None):
+                raise UserError(
+                    f"{self.path}: several columns could be {twice!r}, upper and lower case aside; "
+                    "keep one of them"
+                )
             for record in records.rows:
                 place = f"{self.path}:{record.line or record.row}"
                 content = dict(zip(names, record.values, strict=True))

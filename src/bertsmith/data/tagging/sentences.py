@@ -4,6 +4,7 @@ Read are CoNLL files (`checkup.tagged`), JSONL or Parquet with lists of tokens a
 or Parquet with a text and the spans of it.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ ALSO_CONLL = (".tsv", ".txt")
 
 SPANS = ("entities", "spans")
 TEXTS_AND_SPANS = "texts and their spans"
+
+ROWS_LOOKED_AT = 100
+"""Rows that show what a file holds: the first may lack what others have."""
 TEXT = "text"
 
 Split = Callable[[str], Sequence[tuple[int, int]]]
@@ -94,17 +98,17 @@ def form_of(path: Path, *, is_asked: bool) -> str | None:
     if ending in (".jsonl", ".ndjson", ".parquet"):
         records = open_records(path)
         with closing(records):
-            first = next((r for r in records.rows if r.fault is None), None)
-        if first is not None:
             lists = {
                 name.lower()
-                for name, value in zip(records.columns, first.values, strict=True)
+                for record in itertools.islice(records.rows, ROWS_LOOKED_AT)
+                if record.fault is None
+                for name, value in zip(records.columns, record.values, strict=True)
                 if isinstance(value, list)
             }
-            if lists & set(TOKENS) and lists & set(TAGS):
-                return "lists of tokens and tags"
-            if has_spans(records.columns) and lists & set(SPANS):
-                return TEXTS_AND_SPANS
+        if lists & set(TOKENS) and lists & set(TAGS):
+            return "lists of tokens and tags"
+        if has_spans(records.columns) and (is_asked or lists & set(SPANS)):
+            return TEXTS_AND_SPANS
     if is_asked:
         raise UserError(
             f"{path}: holds no tagged words; give CoNLL ({', '.join(CONLL_ENDINGS)}, .tsv, .txt), "
@@ -284,6 +288,8 @@ def _span(one: object, text: str) -> tuple[int, int, str]:
     start, end, kind = one.get("start"), one.get("end"), one.get("label")
     if type(start) is not int or type(end) is not int or not isinstance(kind, str) or not kind:
         raise _FaultError("a span needs start and end (whole numbers) and label (a word)")
+    if LONE_SURROGATE.search(kind):
+        raise _FaultError("the label of a span holds half a surrogate pair")
     if not 0 <= start < end <= len(text):
         raise _FaultError(
             f"the span {start} to {end} lies outside the text of {len(text)} characters"

@@ -120,7 +120,7 @@ def open_questions(config: FinetuneConfig, source: Path, *, at_once: int) -> Que
     shape = read_config(source)
     tokenizer = fitting_tokenizer(source, shape)
     longest = longest_window(config.max_sequence_tokens, shape, where=source)
-    overlap = overlap_in(config.window, longest)
+    overlap = overlap_of_windows(config.window, longest)
     encoder = QuestionTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap)
     path = Path(config.data)
     reader, questions = read_questions(path, config.table)
@@ -202,7 +202,7 @@ def longest_window(asked: int | None, shape: EncoderConfig, *, where: Path) -> i
     return longest_example(asked, shape.max_position_embeddings, is_pair=True)
 
 
-def overlap_in(config: WindowConfig, longest: int) -> int:
+def overlap_of_windows(config: WindowConfig, longest: int) -> int:
     """Tokens that windows share, at least, however long their question is.
 
     Raises:

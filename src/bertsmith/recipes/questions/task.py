@@ -3,6 +3,7 @@
 Shape legend: R windows, Q questions.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +28,17 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import Device
-from bertsmith.recipes.questions.data import longest_window, overlap_in
-from bertsmith.recipes.task_file import read_task_file, scores_in, write_task_file
+from bertsmith.recipes.questions.data import longest_window, overlap_of_windows
+from bertsmith.recipes.task_file import (
+    check_fits,
+    check_task,
+    count_in,
+    longest_in,
+    overlap_in,
+    read_task_file,
+    scores_in,
+    write_task_file,
+)
 from bertsmith.tasks.answer_scan import SCAN_COLUMNS, Found, merge_scans, scan_windows
 from bertsmith.tasks.config import AnswerConfig
 from bertsmith.tasks.questions import Answering, FoundAnswer, answers_of
@@ -69,13 +79,16 @@ def read_answer_task(folder: Path) -> AnswerTask | None:
 
 
 def _as_task(content: Mapping[str, Any]) -> AnswerTask:
-    threshold = content["null_threshold"]
+    check_task(content, Answering.name)
+    threshold = None if content["null_threshold"] is None else float(content["null_threshold"])
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"null_threshold is {threshold}")
     return AnswerTask(
-        max_sequence_tokens=int(content["max_sequence_tokens"]),
-        overlap_tokens=int(content["overlap_tokens"]),
-        max_answer_tokens=int(content["max_answer_tokens"]),
-        null_threshold=None if threshold is None else float(threshold),
-        step=int(content["step"]),
+        max_sequence_tokens=longest_in(content),
+        overlap_tokens=overlap_in(content),
+        max_answer_tokens=count_in(content, "max_answer_tokens", least=1),
+        null_threshold=threshold,
+        step=count_in(content, "step"),
         scores=scores_in(content),
     )
 
@@ -97,12 +110,13 @@ def scan_pack(
     with compute.autocast():
         logits_T2 = model.logits_T2(inputs, dropout_seed=None)
     logits_T2 = logits_T2.float().cpu()
+    if not bool(torch.isfinite(logits_T2).all()):
+        return not_finite(len(contexts_R))
     nats_R = span_nats(logits_T2, batch.inputs.starts_N1, batch.labels_N).double().mean(1)
     scans_R5 = scan_windows(
         logits_T2, batch.inputs.starts_N1, contexts_R, max_answer_tokens=max_answer_tokens
     )
-    is_finite = bool(torch.isfinite(logits_T2).all())
-    return torch.cat([scans_R5, nats_R[:, None]], 1) if is_finite else not_finite(len(nats_R))
+    return torch.cat([scans_R5, nats_R[:, None]], 1)
 
 
 def not_finite(num_windows: int) -> Tensor:
@@ -201,7 +215,10 @@ def open_answerer(
         assert isinstance(adapted, SpanModel), "the adapter is for one"
         model = adapted
     shape = model.encoder.config
-    task = read_answer_task(folder if adapter is None else adapter_folder(adapter))
+    beside = folder if adapter is None else adapter_folder(adapter)
+    task = read_answer_task(beside)
+    if task is not None:
+        check_fits(task.max_sequence_tokens, shape.max_position_embeddings, folder=beside)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens
@@ -215,7 +232,7 @@ def open_answerer(
         tokenizer=QuestionTokenizer(
             fitting_tokenizer(folder, shape),
             max_sequence_tokens=longest,
-            overlap_tokens=overlap_in(window, longest),
+            overlap_tokens=overlap_of_windows(window, longest),
         ),
         max_answer_tokens=AnswerConfig().max_tokens if task is None else task.max_answer_tokens,
         null_threshold=None if task is None else task.null_threshold,

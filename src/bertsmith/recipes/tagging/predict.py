@@ -146,9 +146,19 @@ class _Source:
         Raises:
             UserError: The file cannot be used, or a row that is not to be skipped.
         """
+        for place, made in self._rows():
+            if isinstance(made, Sentence):
+                yield made
+                continue
+            if self._table.bad_rows == "error":
+                raise UserError(f"{self._path}:{place}: {made}; {SKIP_HINT}")
+            self.num_skipped += 1
+
+    def _rows(self) -> Iterator[tuple[int, Sentence | str]]:
+        """Line or row of each sentence, and its words, or why there are none."""
         if ending_of(self._path) in CONLL_ENDINGS:
-            for one in read_conll(self._path):
-                yield Sentence(words=one.tokens)
+            for one in read_conll(self._path, has_tags=False):
+                yield one.line, one.fault or Sentence(words=one.tokens)
             return
         table = self._table
         records = open_records(
@@ -160,14 +170,7 @@ class _Source:
         with contextlib.closing(records):
             words_at, text_at = self._columns(records.columns)
             for record in records.rows:
-                made = self._sentence(record, words_at, text_at)
-                if isinstance(made, Sentence):
-                    yield made
-                    continue
-                if table.bad_rows == "error":
-                    place = f"{self._path}:{record.line or record.row}"
-                    raise UserError(f"{place}: {made}; {SKIP_HINT}")
-                self.num_skipped += 1
+                yield record.line or record.row, self._sentence(record, words_at, text_at)
 
     def _columns(self, names: tuple[str, ...]) -> tuple[int | None, int | None]:
         """Where lists of words stand, and where texts do; at least one is there."""

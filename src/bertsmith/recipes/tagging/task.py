@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,16 @@ from bertsmith.recipes.classifier import (
     model_folder,
 )
 from bertsmith.recipes.config import Device
-from bertsmith.recipes.task_file import read_task_file, scores_in, write_task_file
+from bertsmith.recipes.task_file import (
+    check_fits,
+    check_task,
+    count_in,
+    longest_in,
+    overlap_in,
+    read_task_file,
+    scores_in,
+    write_task_file,
+)
 from bertsmith.tasks.tagging import Tagging
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
@@ -48,14 +58,16 @@ def read_tagging_task(folder: Path) -> TaggingTask | None:
     Raises:
         UserError: The file is damaged.
     """
-    return read_task_file(
-        folder,
-        lambda content: TaggingTask(
-            max_sequence_tokens=int(content["max_sequence_tokens"]),
-            overlap_tokens=int(content["overlap_tokens"]),
-            step=int(content["step"]),
-            scores=scores_in(content),
-        ),
+    return read_task_file(folder, _as_task)
+
+
+def _as_task(content: Mapping[str, Any]) -> TaggingTask:
+    check_task(content, Tagging.name)
+    return TaggingTask(
+        max_sequence_tokens=longest_in(content),
+        overlap_tokens=overlap_in(content),
+        step=count_in(content, "step"),
+        scores=scores_in(content),
     )
 
 
@@ -126,7 +138,10 @@ def open_tagger(
         model = adapted
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config)
-    task = read_tagging_task(folder if adapter is None else adapter_folder(adapter))
+    beside = folder if adapter is None else adapter_folder(adapter)
+    task = read_tagging_task(beside)
+    if task is not None:
+        check_fits(task.max_sequence_tokens, config.max_position_embeddings, folder=beside)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens
