@@ -200,16 +200,15 @@ class SequenceClassifier(nn.Module):
         first_N = batch.starts_N1[:-1].long()
         first_ND = self.encoder(batch, dropout_seed=dropout_seed, rows_M=first_N)
         first_N, first_ND = first_N[:num_sequences], first_ND[:num_sequences]
-        pooled_ND = torch.tanh(self.pooler(first_ND))
-        pooled_ND = normalized(self.head_norm, pooled_ND, is_training=dropout_seed is not None)
         drop = dropout_at(
             drop_prob=self.encoder.config.hidden_dropout_prob,
             seed=dropout_seed,
             site=HEAD_SITE,
             first_row=batch.first_row,
         )
-        logits_NC: Tensor = self.classifier(apply_dropout(pooled_ND, drop, first_N))
-        return logits_NC
+        pooled_ND = torch.tanh(in_fp32(self.pooler, first_ND))
+        pooled_ND = normalized(self.head_norm, pooled_ND, is_training=dropout_seed is not None)
+        return in_fp32(self.classifier, apply_dropout(pooled_ND, drop, first_N))
 
     def forward(self, batch: LabelledBatch, *, dropout_seed: int | None) -> LossSum:
         """The objective's loss over the sequences, summed.
@@ -222,6 +221,17 @@ class SequenceClassifier(nn.Module):
         labels_N = batch.labels_N[:num_targets]
         nats = self.objective.nats(logits_NC.float(), labels_N)
         return LossSum(nats=nats, num_targets=num_targets)
+
+
+def in_fp32(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    """A product in fp32 at least, whatever its operands are stored in.
+
+    In bf16 a score of 3 has steps of 1/64: texts would tie, and numbers be rounded.
+    """
+    dtype = torch.promote_types(linear.weight.dtype, torch.float32)
+    bias = None if linear.bias is None else linear.bias.to(dtype)
+    with torch.autocast(inputs.device.type, enabled=False):
+        return F.linear(inputs.to(dtype), linear.weight.to(dtype), bias)
 
 
 def initialize(model: nn.Module, *, config: EncoderConfig, seed: int) -> None:

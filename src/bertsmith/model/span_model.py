@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bertsmith.batch import LabelledBatch, LossSum, PackedBatch
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import in_fp32
 
 NUM_ENDS = 2
 """Columns of the scores: the answer's first token, and its last."""
@@ -33,6 +34,8 @@ class SpanModel(nn.Module):
 
     def _logits_T2(self, batch: PackedBatch, *, dropout_seed: int | None) -> Tensor:
         hidden_TD = self.encoder(batch, dropout_seed=dropout_seed)
+        if dropout_seed is None:
+            return in_fp32(self.span_scores, hidden_TD)
         logits_T2: Tensor = self.span_scores(hidden_TD)
         return logits_T2
 

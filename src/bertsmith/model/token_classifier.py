@@ -10,7 +10,7 @@ from bertsmith.batch import LossSum, MaskedBatch, PackedBatch
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.dropout import apply_dropout, dropout_at
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import HEAD_SITE
+from bertsmith.model.heads import HEAD_SITE, in_fp32
 from bertsmith.model.objectives import CrossEntropy
 
 
@@ -52,6 +52,8 @@ class TokenClassifier(nn.Module):
             first_row=batch.first_row,
         )
         hidden_MD = hidden_MD[: len(positions_M)]
+        if dropout_seed is None:
+            return in_fp32(self.classifier, hidden_MD)
         logits_MC: Tensor = self.classifier(apply_dropout(hidden_MD, drop, positions_M))
         return logits_MC
 
