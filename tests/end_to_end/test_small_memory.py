@@ -110,13 +110,15 @@ def group() -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("BERTSMITH_TEST_CGROUP" not in os.environ, reason="changes the system's groups")
 def test_a_cgroup_with_three_fifths_of_the_natural_peak_is_enough(
     prepared: Path, group: tuple[Path, Path]
 ) -> None:
     """The system kills who takes more than a cgroup allows, so nothing may ever ask for it."""
     folder, limit = group
     natural, _, _ = pretrained(prepared, "free", limit_bytes=0)
-    most = natural["peak_memory_bytes"] * 6 // 10
+    # Of what is planned: the resident peak goes by how threads meet, 0.9 to 1.7 GiB here.
+    most = natural["planned_peak_bytes"] * 6 // 10
     limit.write_text(str(most))
     limited, log, _ = pretrained(prepared, "grouped", limit_bytes=0, group=folder)
     assert f"cgroup {limit.name} of {most / 2**30:.1f} GiB" in log
