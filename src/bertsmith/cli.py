@@ -192,7 +192,7 @@ def _parse(verb: str, argv: list[str]) -> object | None:
             argv = [f"--texts={written}", *argv[len(texts) :]]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
-        prog=f"bertsmith {verb}", description=config_class.__doc__, exit_on_error=False
+        prog=f"bertsmith {verb}", usage=_usage(verb, config_class), exit_on_error=False
     )
     parser.add_argument("--config", action="config", help="YAML file with any of these keys.")
     parser.add_class_arguments(config_class)
@@ -213,6 +213,21 @@ def _parse(verb: str, argv: list[str]) -> object | None:
         raise UserError(f"{place}: {error}") from error
     except SystemExit:  # jsonargparse has printed the help or the config
         return None
+
+
+def _usage(verb: str, config_class: type) -> str:
+    """The line over a verb's help: what must be given, and a word for the rest."""
+    planned = [name for name, kind in PLANS.items() if kind is config_class]
+    first = ["TEXT ..."] if verb in TEXTS else planned
+    must = [
+        field.name.upper()
+        if SUBJECTS.get(verb) == field.name
+        else f"--{field.name} {field.name.upper()}"
+        for field in dataclasses.fields(config_class)
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
+    rest = "[--config FILE.yaml] [--key value ...]"
+    return " ".join(["bertsmith", verb, *first, *must, rest])
 
 
 def _plan_of(argv: list[str]) -> tuple[type, list[str]]:

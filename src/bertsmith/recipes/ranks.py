@@ -21,7 +21,7 @@ from bertsmith.parallel.choice import devices_here, processes_to_start
 from bertsmith.parallel.kept_rows import TrainedRows
 from bertsmith.parallel.place import place_from
 from bertsmith.parallel.world import World, joined
-from bertsmith.recipes.config import FinetuneConfig, PretrainConfig, SelftestConfig
+from bertsmith.recipes.config import PretrainConfig, SelftestConfig, TrainingConfig
 from bertsmith.recipes.resume import as_begun, checkpoint_to_resume, flat
 from bertsmith.report.progress import Speaker
 from bertsmith.report.run_folder import open_run_folder, versions, write_config
@@ -31,7 +31,7 @@ from bertsmith.train.optim import AdamW
 
 
 @contextmanager
-def world_of(config: PretrainConfig | FinetuneConfig) -> Iterator[World]:
+def world_of(config: TrainingConfig) -> Iterator[World]:
     """Within the block this process is a rank of the run that the config describes.
 
     Raises:
@@ -48,14 +48,14 @@ def world_of(config: PretrainConfig | FinetuneConfig) -> Iterator[World]:
         yield world
 
 
-def facts_to_share(config: PretrainConfig | FinetuneConfig | SelftestConfig) -> dict[str, str]:
+def facts_to_share(config: TrainingConfig | SelftestConfig) -> dict[str, str]:
     """What every rank has to have alike: versions, our code, and each setting by its key."""
     settings = {key: str(value) for key, value in flat(dataclasses.asdict(config)).items()}
     return versions() | {"code": code_fingerprint()} | settings
 
 
 @contextmanager
-def sole_run(world: World, config: PretrainConfig | FinetuneConfig) -> Iterator[RunLock | None]:
+def sole_run(world: World, config: TrainingConfig) -> Iterator[RunLock | None]:
     """Within the block no other run writes into the output folder; rank 0 holds the lock.
 
     Raises:
@@ -81,7 +81,7 @@ def agreed_config(world: World, config: PretrainConfig, say: Say) -> PretrainCon
 
 def agreed_checkpoint(
     world: World,
-    config: PretrainConfig | FinetuneConfig,
+    config: TrainingConfig,
     identity: Identity,
     say: Say,
 ) -> tuple[Path | None, bool]:
@@ -105,7 +105,7 @@ def agreed_checkpoint(
 
 
 def started(
-    config: PretrainConfig | FinetuneConfig,
+    config: TrainingConfig,
     checkpoint: Path | None,
     optimizer: AdamW,
     *,
@@ -160,7 +160,7 @@ def _sha256(file: Path) -> str:
 
 def open_output(
     world: World,
-    config: PretrainConfig | FinetuneConfig,
+    config: TrainingConfig,
     lines: Iterable[str],
     *,
     is_changed: bool,
@@ -190,7 +190,7 @@ def open_output(
     return speaker
 
 
-def exit_code(config: PretrainConfig | FinetuneConfig, status: str) -> int:
+def exit_code(config: TrainingConfig, status: str) -> int:
     """The exit code of a run that ended so; of one that is done the model's folder is printed.
 
     Args:

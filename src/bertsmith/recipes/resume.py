@@ -9,7 +9,7 @@ from typing import Any
 
 from bertsmith.checkpoint.folder import Identity, newest_checkpoint, read_state, steps_in
 from bertsmith.errors import UserError
-from bertsmith.recipes.config import FinetuneConfig, PretrainConfig
+from bertsmith.recipes.config import PretrainConfig, TrainingConfig
 from bertsmith.report.run_folder import versions
 from bertsmith.say import Say
 
@@ -67,7 +67,7 @@ class Found:
 
 
 def identity_of(
-    config: PretrainConfig | FinetuneConfig, verb: str, data: Mapping[str, str], *, precision: str
+    config: TrainingConfig, verb: str, data: Mapping[str, str], *, precision: str
 ) -> Identity:
     """What a continuation must agree with.
 

@@ -22,7 +22,7 @@ from bertsmith.parallel.heart import OtherRankFailedError
 from bertsmith.parallel.kept_rows import TrainedRows
 from bertsmith.parallel.place import program_of
 from bertsmith.parallel.strategies import Strategy
-from bertsmith.recipes.config import FinetuneConfig, PretrainConfig
+from bertsmith.recipes.config import TrainingConfig
 from bertsmith.recipes.planned_run import PlannedRun
 from bertsmith.recipes.run_checkpoints import RunCheckpoints, WrittenFirst
 from bertsmith.report.devices import BusySampler, DeviceUse, devices_of, uses_of
@@ -91,7 +91,7 @@ class TrainingRun(ABC, Generic[ModelT, SummaryT]):
         state: RunState,
         *,
         identity: Identity,
-        settings: PretrainConfig | FinetuneConfig,
+        settings: TrainingConfig,
     ) -> None:
         """Nothing is written yet.
 
