@@ -153,7 +153,7 @@ def test_windows_that_hardly_move_on_are_refused(
 ) -> None:
     window = WindowConfig(overlap_tokens=16)
     config = settings(tiny_encoder_folder, table, tmp_path / "run", window=window)
-    with pytest.raises(UserError, match=r"--window.overlap_tokens 16: .* at most 15 can overlap"):
+    with pytest.raises(UserError, match=r"--window.overlap_tokens 16 is .* give 15 at most"):
         finetune(config)
 
 

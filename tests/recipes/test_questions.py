@@ -359,7 +359,7 @@ def test_a_folder_with_such_a_head_goes_on_from_it(
         ({"loss": LossConfig(focal_gamma=2.0)}, "--loss: is for labels of whole texts"),
         ({"decide": DecideConfig(calibrate=True)}, "--decide: is for labels of whole texts"),
         ({"window": WindowConfig(merge="max")}, "--window.merge: is for labels of whole texts"),
-        ({"window": WindowConfig(overlap_tokens=9)}, "--window.overlap_tokens 9: of windows of 32"),
+        ({"window": WindowConfig(overlap_tokens=9)}, "--window.overlap_tokens 9 is more than half"),
         ({"monitor": "accuracy"}, "these questions have no such metric; take one of f1, exact"),
         ({"monitor": "no_answer_accuracy"}, "these questions have no such metric"),
         ({"max_sequence_tokens": 4}, "--max_sequence_tokens 4: must be from 5 to 32"),

@@ -316,7 +316,7 @@ def _json_objects(lines: TextLines) -> Iterator[tuple[int, dict[str, object], st
                 fault = f"not valid JSON ({reason}); the line is broken or cut off"
             else:
                 if not isinstance(values, dict):
-                    fault = 'the line is not a JSON object; write {"text": ..., "label": ...}'
+                    fault = 'the line is not a JSON object; write {"COLUMN": VALUE, ...}'
         yield lines.number, values if isinstance(values, dict) else {}, fault
 
 

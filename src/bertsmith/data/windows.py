@@ -42,8 +42,8 @@ def overlap_of(config: WindowConfig, *, longest: int, num_special: int) -> int:
         return room // 4
     if 2 * config.overlap_tokens > room:
         raise UserError(
-            f"--window.overlap_tokens {config.overlap_tokens}: of windows of {longest} tokens at "
-            f"most {room // 2} can overlap"
+            f"--window.overlap_tokens {config.overlap_tokens} is more than half of the {room} text "
+            f"tokens of a window, so that windows would hardly move on; give {room // 2} at most"
         )
     return config.overlap_tokens
 
