@@ -16,7 +16,7 @@ from bertsmith.hf import save_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import SequenceClassifier, initialize
-from bertsmith.recipes.classifier import Task
+from bertsmith.recipes.texts.task import Task
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

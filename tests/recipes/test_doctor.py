@@ -12,7 +12,7 @@ import pytest
 
 from bertsmith.cli import run
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.task_data import read_task_tables
+from bertsmith.recipes.texts.tables import read_task_tables
 
 Doctor = Callable[..., dict[str, Any]]
 

@@ -12,7 +12,7 @@ from bertsmith.api.estimator import Estimator, Rows
 from bertsmith.api.inputs import Given, column_names, read_given
 from bertsmith.data.config import TableConfig
 from bertsmith.data.pair_tables import NEGATIVES, SCORES
-from bertsmith.recipes.embed import Embedder, open_embedder
+from bertsmith.recipes.texts.embed import Embedder, open_embedder
 
 TOKENS_PER_PACK = 8192
 

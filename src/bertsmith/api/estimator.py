@@ -23,10 +23,10 @@ from bertsmith.api.inputs import Given
 from bertsmith.data.config import TableConfig
 from bertsmith.data.tables import SKIP_HINT
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import model_folder
 from bertsmith.recipes.config import Device, EvaluateConfig, FinetuneConfig
 from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune
+from bertsmith.recipes.model_folder import model_folder
 from bertsmith.tasks.config import TaskName
 from bertsmith.train.config import Precision
 

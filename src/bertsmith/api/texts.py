@@ -16,8 +16,8 @@ from bertsmith.api.targets import indicators, label_lists, names_of
 from bertsmith.data.config import TableConfig
 from bertsmith.data.tables import label_name
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import Classifier, open_classifier
 from bertsmith.recipes.texts.predict import answers_of
+from bertsmith.recipes.texts.task import Classifier, open_classifier
 from bertsmith.tasks.kind import Answer
 
 

@@ -15,6 +15,7 @@ from bertsmith.data.examples import BatchT, Steps
 from bertsmith.errors import UserError
 from bertsmith.hf import recover_model
 from bertsmith.model.compact import CompactVocabulary, Vocabulary, WholeVocabulary
+from bertsmith.model.config import HeadConfig
 from bertsmith.model.parts import EMBEDDINGS
 from bertsmith.parallel.choice import choose_strategy, devices_at_once, wrap
 from bertsmith.parallel.kept_rows import TrainedRows, keep_unused_rows
@@ -22,10 +23,6 @@ from bertsmith.parallel.world import World
 from bertsmith.recipes import adapters
 from bertsmith.recipes.adapters import lora_on
 from bertsmith.recipes.block_memory import set_checkpointing
-from bertsmith.recipes.classifier import (
-    describe_head,
-    model_folder,
-)
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.finetune_run import (
     Aside,
@@ -33,6 +30,7 @@ from bertsmith.recipes.finetune_run import (
     loop_config,
 )
 from bertsmith.recipes.forms import form_of_data
+from bertsmith.recipes.model_folder import model_folder
 from bertsmith.recipes.planned_run import ground_here, lack_is_told, plan_run
 from bertsmith.recipes.planning.shape import Table, finetuning_shape
 from bertsmith.recipes.ranks import (
@@ -148,7 +146,7 @@ def _finetune(
         # The best score counts only while its weights are there.
         state = replace(state, best_value=None, best_step=None, evaluations_since_best=0)
     lines.append(str(report) if checkpoint is None else f"resumed from {checkpoint}")
-    lines += describe_head(config.head)
+    lines += _describe_head(config.head)
     if lora is not None:
         lines.append(lora.describe(model))
     settings = loop_config(config, data)
@@ -212,3 +210,20 @@ def shares_from(
     for step in itertools.count(start):
         share = steps.share(step, rank=world.rank, num_ranks=world.size)
         yield replace(share, packs=[vocabulary.narrowed(batch) for batch in share.packs])
+
+
+def _describe_head(head: HeadConfig) -> list[str]:
+    """What a user should know of a head with a norm before it is trained; no line for none."""
+    match head.norm:
+        case "batch":
+            return [
+                "head: batch norm over the sequences of each pack; model/ holds it folded into the "
+                "classifier"
+            ]
+        case "layer":
+            return [
+                "head: layer norm, which a classifier of transformers has no place for: it will "
+                "refuse model/; bertsmith evaluate and predict read it"
+            ]
+        case _:
+            return []

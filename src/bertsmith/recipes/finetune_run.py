@@ -2,16 +2,15 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
-from bertsmith.data.examples import Examples, Steps
-from bertsmith.data.tokenizer import TextTokenizer, write_tokenizer
+from bertsmith.data.tokenizer import write_tokenizer
 from bertsmith.hf import save_model, write_model_files
 from bertsmith.hf.sentence import write_sentence_files
 from bertsmith.metrics import LOWER_IS_BETTER, Metrics
@@ -19,13 +18,16 @@ from bertsmith.model.attention import describe_attention
 from bertsmith.model.compact import Vocabulary
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.flops import training_flop
+from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.lora import merged
 from bertsmith.model.parts import EMBEDDINGS
+from bertsmith.model.span_model import SpanModel
+from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.adapters import Lora
 from bertsmith.recipes.best_model import BestModel
 from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.recipes.finetune_data import FinetuneData, Tables
 from bertsmith.recipes.run_checkpoints import WrittenFirst
-from bertsmith.recipes.text_model import FinetunedModel
 from bertsmith.recipes.trained_parts import is_frozen
 from bertsmith.recipes.training import Rig, TrainingRun
 from bertsmith.report.card import ModelCard, write_card
@@ -33,10 +35,7 @@ from bertsmith.report.devices import DeviceUse
 from bertsmith.report.gemm import gemm_flop_per_second
 from bertsmith.report.metrics_log import MetricsLog
 from bertsmith.report.progress import TrainingDisplay
-from bertsmith.report.run_folder import (
-    peak_memory_bytes,
-    versions,
-)
+from bertsmith.report.run_folder import peak_memory_bytes, versions
 from bertsmith.report.training_log import TrainingLog
 from bertsmith.train.guard import BadStepError
 from bertsmith.train.loop import Budget, Cadence, LoopConfig, Outcome
@@ -122,109 +121,6 @@ class FinetuneSummary:
     versions: dict[str, str]
 
 
-class Part(Protocol):
-    """What is learned from, or judged by, tokenised."""
-
-    @property
-    def table(self) -> Sized:
-        """Its rows: texts, sentences or questions."""
-        ...
-
-    @property
-    def examples(self) -> Examples:
-        """Its sequences."""
-        ...
-
-
-class Kind(Protocol):
-    """What sort of answers a model of the data gives."""
-
-    @property
-    def headline(self) -> tuple[str, ...]:
-        """Metrics that a line of progress shows."""
-        ...
-
-    def describe(self, names: Sequence[str], /) -> str:
-        """What such a model is, in a few words for its card."""
-        ...
-
-
-class Tables(Protocol):
-    """The data as it was read, for people."""
-
-    @property
-    def kind(self) -> Kind:
-        """Of its answers."""
-        ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the model's outputs; none if they have no names."""
-        ...
-
-    @property
-    def num_leaked(self) -> int:
-        """Rows to judge by that stand in the training part too."""
-        ...
-
-    def describe(self) -> list[str]:
-        """What a person should know before training, a line each."""
-        ...
-
-
-class FinetuneData(Protocol):
-    """A task, tokenised, as a run asks for it."""
-
-    @property
-    def tables(self) -> Tables:
-        """As they were read."""
-        ...
-
-    @property
-    def train(self) -> Part:
-        """To learn from."""
-        ...
-
-    @property
-    def dev(self) -> Part:
-        """To judge by."""
-        ...
-
-    @property
-    def steps(self) -> Steps[Any]:
-        """What each step sees."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a sequence."""
-        ...
-
-    @property
-    def overlap_tokens(self) -> int | None:
-        """That the windows of a longer text share; None: such a text is cut."""
-        ...
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """Of the model."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of all that is learned from and judged by."""
-        ...
-
-    @property
-    def longest_example(self) -> int:
-        """Tokens of the longest sequence there is, in either part."""
-        ...
-
-    def most_tokens(self, num_examples: int) -> int:
-        """Tokens that so many examples to learn from have together, at most."""
-        ...
-
-
 def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     """How good scores are, larger is better: by `monitor`, and where that ties by the loss.
 
@@ -235,6 +131,7 @@ def rank_of(scores: Mapping[str, float], monitor: str) -> float:
     return value - TIE * scores["loss"] / (1.0 + scores["loss"])
 
 
+FinetunedModel = SequenceClassifier | SentenceEmbedder | TokenClassifier | SpanModel
 ModelT = TypeVar("ModelT", bound=FinetunedModel)
 DataT = TypeVar("DataT", bound=FinetuneData)
 

@@ -12,9 +12,9 @@ from bertsmith.checkpoint.state import RunState
 from bertsmith.hf import LoadReport
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
 from bertsmith.recipes.evaluation import Evaluation
-from bertsmith.recipes.finetune_run import Aside, FinetuneData, FinetuneRun
+from bertsmith.recipes.finetune_data import FinetuneData
+from bertsmith.recipes.finetune_run import Aside, FinetunedModel, FinetuneRun
 from bertsmith.recipes.predictions import PredictSummary
-from bertsmith.recipes.text_model import FinetunedModel
 from bertsmith.recipes.training import Rig
 
 ModelT = TypeVar("ModelT", bound=FinetunedModel)

@@ -5,9 +5,9 @@ from typing import Any
 from bertsmith.errors import UserError
 from bertsmith.hf.config_json import CONFIG_NAME
 from bertsmith.hf.stored_adapter import task_type_of
-from bertsmith.recipes.classifier import adapter_folder, found_folder
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.form import Form
+from bertsmith.recipes.model_folder import adapter_folder, found_folder
 from bertsmith.recipes.questions.form import Questions
 from bertsmith.recipes.tagging.form import Tags
 from bertsmith.recipes.texts.form import Embeddings, Texts

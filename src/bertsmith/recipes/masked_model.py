@@ -14,8 +14,8 @@ from bertsmith.data.tokenizer import TextTokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import load_masked_lm
 from bertsmith.model.heads import MaskedLM
-from bertsmith.recipes.classifier import fitting_tokenizer, model_folder
 from bertsmith.recipes.config import Device
+from bertsmith.recipes.model_folder import fitting_tokenizer, model_folder
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 

@@ -12,11 +12,12 @@ from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.span_model import SpanModel
 from bertsmith.model.token_classifier import TokenClassifier
-from bertsmith.recipes.classifier import adapter_folder, model_folder, read_task
 from bertsmith.recipes.config import MergeConfig
+from bertsmith.recipes.model_folder import adapter_folder, model_folder
 from bertsmith.recipes.questions.task import read_answer_task
 from bertsmith.recipes.tagging.task import read_tagging_task
 from bertsmith.recipes.task_file import TASK_FILE
+from bertsmith.recipes.texts.task import read_task
 
 
 def main(config: MergeConfig) -> int:

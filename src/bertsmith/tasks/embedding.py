@@ -186,7 +186,7 @@ class Embedding(TaskKind[EmbeddingLabel]):
     def answers(
         self, logits_NC: Tensor, names: Sequence[str], decisions: Decisions
     ) -> list[Answer]:
-        """`recipes.embed` writes embeddings as they are."""
+        """`recipes.texts.embed` writes embeddings as they are."""
         raise AssertionError("an embedding is no answer")
 
     def truths(self, targets: Tensor, names: Sequence[str]) -> list[Said]:

@@ -24,8 +24,8 @@ from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import read_config
 from bertsmith.model.config import EncoderConfig
-from bertsmith.recipes.classifier import fitting_tokenizer, longest_example
 from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.recipes.model_folder import fitting_tokenizer, longest_example
 from bertsmith.tasks.config import DecideConfig
 from bertsmith.tasks.questions import Answering
 

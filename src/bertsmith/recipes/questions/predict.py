@@ -15,8 +15,9 @@ from typing import TextIO
 from bertsmith.data.questions.files import QuestionReader
 from bertsmith.data.questions.question import Question
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import ahead, sole_adapter
+from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import PredictConfig
+from bertsmith.recipes.model_folder import sole_adapter
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.recipes.questions.data import refuse_columns
 from bertsmith.recipes.questions.task import open_answerer

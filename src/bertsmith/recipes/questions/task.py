@@ -21,13 +21,9 @@ from bertsmith.errors import UserError
 from bertsmith.hf import load_span_model
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.span_model import SpanModel, span_nats
-from bertsmith.recipes.classifier import (
-    adapter_folder,
-    ahead,
-    fitting_tokenizer,
-    model_folder,
-)
+from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import Device
+from bertsmith.recipes.model_folder import adapter_folder, fitting_tokenizer, model_folder
 from bertsmith.recipes.questions.data import longest_window, overlap_of_windows
 from bertsmith.recipes.task_file import (
     check_fits,

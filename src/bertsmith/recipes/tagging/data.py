@@ -25,8 +25,8 @@ from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import read_config
 from bertsmith.model.objectives import CrossEntropy
-from bertsmith.recipes.classifier import fitting_tokenizer, longest_example
 from bertsmith.recipes.config import FinetuneConfig
+from bertsmith.recipes.model_folder import fitting_tokenizer, longest_example
 from bertsmith.tasks.classification import cross_entropy_of
 from bertsmith.tasks.config import DecideConfig
 from bertsmith.tasks.tagging import Tagging

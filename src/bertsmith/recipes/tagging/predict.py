@@ -21,8 +21,8 @@ from bertsmith.data.tables import LONE_SURROGATE, SKIP_HINT
 from bertsmith.data.tagging.schemes import to_iob2
 from bertsmith.data.tagging.sentences import CONLL_ENDINGS, TEXT, Sentence, Split
 from bertsmith.errors import UserError
-from bertsmith.recipes.classifier import sole_adapter
 from bertsmith.recipes.config import PredictConfig
+from bertsmith.recipes.model_folder import sole_adapter
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.recipes.tagging.task import Tagger, open_tagger
 from bertsmith.tasks.tagging import entities_of

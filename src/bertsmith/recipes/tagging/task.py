@@ -15,14 +15,14 @@ from bertsmith.errors import UserError
 from bertsmith.hf import load_token_classifier, read_labels
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.token_classifier import TokenClassifier
-from bertsmith.recipes.classifier import (
+from bertsmith.recipes.ahead import ahead
+from bertsmith.recipes.config import Device
+from bertsmith.recipes.model_folder import (
     adapter_folder,
-    ahead,
     fitting_tokenizer,
     longest_example,
     model_folder,
 )
-from bertsmith.recipes.config import Device
 from bertsmith.recipes.task_file import (
     check_fits,
     check_task,

@@ -12,9 +12,9 @@ from bertsmith.data.windows import overlap_unless_cut
 from bertsmith.errors import UserError
 from bertsmith.hf import read_config
 from bertsmith.model.config import EncoderConfig
-from bertsmith.recipes.classifier import fitting_tokenizer, longest_example
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.task_data import Part, TaskTables, encode_part, read_task_tables
+from bertsmith.recipes.model_folder import fitting_tokenizer, longest_example
+from bertsmith.recipes.texts.tables import Part, TaskTables, encode_part, read_task_tables
 from bertsmith.tasks.embedding import Embedding
 
 

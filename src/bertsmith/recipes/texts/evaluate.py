@@ -13,12 +13,13 @@ from bertsmith.data.tables import LabelledTable, read_cells
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.metrics.bootstrap import intervals
-from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
+from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import EvaluateConfig
-from bertsmith.recipes.embed import open_embedder
 from bertsmith.recipes.evaluation import Evaluation
-from bertsmith.recipes.mistakes import worst_mistakes, write_mistakes
 from bertsmith.recipes.predictions import check_output
+from bertsmith.recipes.texts.embed import open_embedder
+from bertsmith.recipes.texts.mistakes import worst_mistakes, write_mistakes
+from bertsmith.recipes.texts.task import Classifier, open_classifier
 from bertsmith.tasks.config import EmbeddingConfig
 from bertsmith.tasks.decisions import Decisions
 from bertsmith.tasks.embedding import embedding_kind

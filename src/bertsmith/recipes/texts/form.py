@@ -10,17 +10,17 @@ from bertsmith.hf import LoadReport
 from bertsmith.hf.adapter import EMBEDDING_TASK
 from bertsmith.hf.sentence import read_pooling
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, PredictConfig
-from bertsmith.recipes.embed import predict_embeddings
 from bertsmith.recipes.evaluation import Evaluation
 from bertsmith.recipes.finetune_run import Aside
 from bertsmith.recipes.form import Form
 from bertsmith.recipes.predictions import PredictSummary
-from bertsmith.recipes.task_data import as_found
-from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.texts.data import TaskData, open_task
+from bertsmith.recipes.texts.embed import predict_embeddings
 from bertsmith.recipes.texts.evaluate import evaluate_classifier, evaluate_embedder
+from bertsmith.recipes.texts.model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.texts.predict import predict_labels
 from bertsmith.recipes.texts.run import TextRun
+from bertsmith.recipes.texts.tables import as_found
 from bertsmith.recipes.training import Rig
 
 

@@ -21,7 +21,7 @@ from bertsmith.data.examples import Examples, evaluation_packs
 from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.model.lora import share_equal
-from bertsmith.recipes.classifier import Classifier, ahead, open_classifier
+from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.predictions import (
     Predicted,
@@ -30,6 +30,7 @@ from bertsmith.recipes.predictions import (
     check_output,
     prediction_file,
 )
+from bertsmith.recipes.texts.task import Classifier, open_classifier
 from bertsmith.tasks.kind import Answer
 
 ROWS_PER_CHUNK = 4096

@@ -9,10 +9,10 @@ from bertsmith.data.examples import packs_by_length
 from bertsmith.errors import UserError
 from bertsmith.metrics import Metrics
 from bertsmith.parallel.world import dealt
-from bertsmith.recipes.classifier import Task, logits_NC, read_task
 from bertsmith.recipes.finetune_run import FinetuneRun
-from bertsmith.recipes.text_model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.texts.data import TaskData
+from bertsmith.recipes.texts.model import Dropout, TextModel, load_text_model
+from bertsmith.recipes.texts.task import Task, logits_NC, read_task
 from bertsmith.tasks.decisions import Decisions
 
 

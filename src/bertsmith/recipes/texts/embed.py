@@ -27,20 +27,18 @@ from bertsmith.hf import load_encoder
 from bertsmith.hf.sentence import read_pooling
 from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
-from bertsmith.recipes.classifier import (
-    Task,
+from bertsmith.recipes.ahead import ahead
+from bertsmith.recipes.config import Device, PredictConfig
+from bertsmith.recipes.model_folder import (
     adapter_folder,
-    ahead,
     fitting_tokenizer,
-    logits_NC,
     longest_example,
     model_folder,
-    read_task,
     sole_adapter,
 )
-from bertsmith.recipes.config import Device, PredictConfig
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
 from bertsmith.recipes.task_file import check_fits
+from bertsmith.recipes.texts.task import Task, logits_NC, read_task
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
 

@@ -1,4 +1,4 @@
-"""The models that fine-tuning trains, loaded for a task's tables."""
+"""The models of whole texts that fine-tuning trains, loaded for a task's tables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +8,10 @@ from bertsmith.hf.stored_model import LoadReport
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.pair_objectives import Contrastive, CosineError
-from bertsmith.model.span_model import SpanModel
-from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.config import FinetuneConfig
-from bertsmith.recipes.task_data import TaskTables
+from bertsmith.recipes.texts.tables import TaskTables
 
 TextModel = SequenceClassifier | SentenceEmbedder
-FinetunedModel = TextModel | TokenClassifier | SpanModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from bertsmith.data.tables import LabelledTable
-from bertsmith.recipes.classifier import Classifier
 from bertsmith.recipes.predictions import joint_of, said_in_csv, whole_file
+from bertsmith.recipes.texts.task import Classifier
 from bertsmith.report.csv_cells import csv_cell
 
 

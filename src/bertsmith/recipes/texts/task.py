@@ -6,11 +6,10 @@ and how long its texts may be. Without it (a model from elsewhere) the table dec
 Shape legend: N sequences, C classes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -18,17 +17,20 @@ from torch import Tensor
 from bertsmith.batch import PackedBatch
 from bertsmith.data.columns import UsualColumns
 from bertsmith.data.examples import Examples, ExampleTokenizer
-from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.data.windows import WindowConfig, overlap_unless_cut
 from bertsmith.errors import UserError
-from bertsmith.hf import check_vocabulary, load_classifier, read_labels, resolve
-from bertsmith.hf.adapter import ADAPTER_CONFIG
+from bertsmith.hf import load_classifier, read_labels
 from bertsmith.hf.stored_adapter import load_adapted
-from bertsmith.model.config import EncoderConfig, HeadConfig
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
+from bertsmith.recipes.model_folder import (
+    adapter_folder,
+    fitting_tokenizer,
+    longest_example,
+    model_folder,
+)
 from bertsmith.recipes.task_file import (
     TASK_FILE,
     check_fits,
@@ -45,8 +47,6 @@ from bertsmith.tasks.kinds import kind_of
 from bertsmith.tasks.windows import Merge
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,94 +175,6 @@ def logits_NC(
     return scores_NC.float().cpu()
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, the next one made in a thread while one is used."""
-    end = object()
-    make_next: Callable[[], object] = lambda: next(items, end)  # noqa: E731
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(make_next)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(make_next)
-            yield item  # type: ignore[misc]
-
-
-def model_folder(where: str) -> Path:
-    """The folder of a model: itself, the `model/` of a run folder, or a hub name's download."""
-    inner = Path(where) / "model"
-    if not (Path(where) / "config.json").exists() and (inner / "config.json").exists():
-        return inner
-    return resolve(where)
-
-
-def found_folder(where: str) -> Path | None:
-    """As `model_folder`; None where that refuses, which whoever opens the model will then do."""
-    try:
-        return model_folder(where)
-    except UserError:
-        return None
-
-
-def describe_head(head: HeadConfig) -> list[str]:
-    """What a user should know of a head with a norm before it is trained; no line for none."""
-    match head.norm:
-        case "batch":
-            return [
-                "head: batch norm over the sequences of each pack; model/ holds it folded into the "
-                "classifier"
-            ]
-        case "layer":
-            return [
-                "head: layer norm, which a classifier of transformers has no place for: it will "
-                "refuse model/; bertsmith evaluate and predict read it"
-            ]
-        case _:
-            return []
-
-
-def longest_example(asked: int | None, limit: int, *, is_pair: bool) -> int:
-    """Most tokens of an example.
-
-    Args:
-        asked: By the user; None: as many as the model takes.
-        limit: Positions of the model.
-        is_pair: Whether an example holds two texts.
-
-    Raises:
-        UserError: More than the model has positions, or no room for a token of each text.
-    """
-    least = 5 if is_pair else 3
-    if asked is None:
-        return limit
-    if not least <= asked <= limit:
-        raise UserError(
-            f"--max_sequence_tokens {asked}: must be from {least} to {limit}, the positions of "
-            "the model"
-        )
-    return asked
-
-
-def adapter_folder(where: str) -> Path:
-    """The folder of an adapter: itself, or the `adapter/` of a run folder."""
-    inner = Path(where) / "adapter"
-    if not (Path(where) / ADAPTER_CONFIG).exists() and (inner / ADAPTER_CONFIG).exists():
-        return inner
-    return Path(where)
-
-
-def sole_adapter(adapters: Sequence[str]) -> str | None:
-    """The adapter of a model that takes one at a time; None without.
-
-    Raises:
-        UserError: There are more.
-    """
-    if len(adapters) > 1:
-        raise UserError(
-            f"--adapter: {len(adapters)} are given; several at once are for classifiers of texts, "
-            "of tags, answers and embeddings give one"
-        )
-    return adapters[0] if adapters else None
-
-
 def open_classifier(
     where: str,
     *,
@@ -332,21 +244,3 @@ def open_classifier(
         merge="mean" if task is None else task.merge,
         compute=compute,
     )
-
-
-def fitting_tokenizer(folder: Path, shape: EncoderConfig) -> TextTokenizer:
-    """The tokenizer that came with a model, checked against it.
-
-    Raises:
-        UserError: It is missing or damaged, gives ids beyond the model's vocabulary, or does not
-            put BERT's two special tokens around a text.
-    """
-    loaded = load_tokenizer(folder)
-    check_vocabulary(shape, num_tokens=loaded.vocab.size, where=str(folder))
-    frame = loaded.tokenizer.encode("").ids
-    if frame != [loaded.vocab.cls_id, loaded.vocab.sep_id]:
-        raise UserError(
-            f"{folder}: its tokenizer puts {loaded.tokenizer.encode('').tokens} around a text "
-            "where BERT needs a first and a last special token; use the model's own tokenizer"
-        )
-    return loaded
