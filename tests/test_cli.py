@@ -28,19 +28,25 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize("verb", sorted(cli.VERBS))
-def test_help_lists_every_option_without_importing_torch(verb: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        *((verb, kind) for verb, kind in cli.VERBS.items() if verb != "plan"),
+        *((f"plan {name}", kind) for name, kind in cli.PLANS.items()),
+    ],
+)
+def test_help_lists_every_option_without_importing_torch(words: str, kind: type) -> None:
     program = (
-        "import sys; from bertsmith.cli import run; code = run([sys.argv[1], '--help']);"
+        "import sys; from bertsmith.cli import run; code = run([*sys.argv[1:], '--help']);"
         "heavy = {'torch', 'numpy', 'pyarrow', 'sklearn', 'tokenizers'} & set(sys.modules);"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, verb], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"usage: bertsmith {verb}" in done.stdout
-    for key in cli._keys_of(cli.VERBS[verb]):
+    assert f"usage: bertsmith {words}" in done.stdout
+    for key in cli._keys_of(kind):
         assert f"--{key}" in done.stdout
 
 
@@ -85,6 +91,27 @@ def test_finetune_names_its_dev_table_eval() -> None:
     assert config.eval == "dev.csv"
 
 
+def test_a_list_takes_all_its_words() -> None:
+    config = parsed(
+        "finetune",
+        *NEEDED,
+        *("--table.label_columns", "joy", "on, off", "1"),
+        *("--lora.targets", "[query,value]"),
+        *("--search.epochs", "2", "3.5"),
+    )
+    assert isinstance(config, FinetuneConfig)
+    assert config.table.label_columns == ["joy", "on, off", "1"]
+    assert config.lora.targets == ["query", "value"]
+    assert config.search.epochs == [2.0, 3.5]
+
+
+def test_what_can_be_planned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "usage: bertsmith plan pretrain " in said
+    assert "usage: bertsmith plan finetune " in said
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -98,6 +125,11 @@ def test_finetune_names_its_dev_table_eval() -> None:
         (["pretrain", "--data", "d", "--model", "m"], "output"),
         (["pretrain", *NEEDED, "--config", "no-such.yaml"], "no-such.yaml: cannot be read"),
         (["pretrain", *NEEDED, "stray"], "stray"),
+        (["pretrain", *NEEDED, "--step", "3"], "unknown option --step; did you mean steps?"),
+        (["pretrain", *NEEDED, "--lr", "3"], "--lr; did you mean optim.learning_rate?"),
+        (["finetune", *NEEDED, "--batch_size", "3"], "did you mean examples_per_step?"),
+        (["pretrain", *NEEDED, "--batch_size", "3"], "did you mean tokens_per_step?"),
+        (["finetune", *NEEDED, "--search.epochs", "2", "x"], "is not a list of numbers"),
     ],
 )
 def test_a_mistake_is_one_line(

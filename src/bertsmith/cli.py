@@ -67,6 +67,31 @@ PLANS: dict[str, type] = {
 }
 """What can be planned, and what a plan of it can be told."""
 
+NAMES_ELSEWHERE = {
+    "lr": ("optim.learning_rate",),
+    "wd": ("optim.weight_decay",),
+    "warmup_ratio": ("optim.warmup_share",),
+    "lr_scheduler_type": ("optim.schedule",),
+    "batch_size": ("examples_per_step", "tokens_per_step", "tokens_per_pack"),
+    "per_device_train_batch_size": ("examples_per_step", "tokens_per_step"),
+    "gradient_accumulation_steps": ("micro_batch",),
+    "gradient_checkpointing": ("checkpointing",),
+    "max_length": ("max_sequence_tokens", "packing.max_sequence_tokens"),
+    "max_seq_length": ("max_sequence_tokens", "packing.max_sequence_tokens"),
+    "mlm_probability": ("masking.share",),
+    "num_train_epochs": ("epochs",),
+    "max_steps": ("steps",),
+    "model_name_or_path": ("model",),
+    "train_file": ("data",),
+    "validation_file": ("eval",),
+    "output_dir": ("output",),
+    "bf16": ("precision",),
+    "fp16": ("precision",),
+    "lora_r": ("lora.rank",),
+    "lora_alpha": ("lora.alpha",),
+}
+"""What other trainers call an option, and the keys that are meant here, the likeliest first."""
+
 SUBJECTS = {"selftest": "what", "doctor": "data"}
 """Verbs whose first word names their subject, and the key it stands for."""
 
@@ -179,6 +204,11 @@ def _overview() -> str:
 def _parse(verb: str, argv: list[str]) -> object | None:
     """The verb's config, or None when help or the config was printed instead."""
     config_class = VERBS[verb]
+    if verb == "plan" and argv[:1] in (["-h"], ["--help"]):
+        print("\n".join(f"usage: {_usage(verb, kind)}" for kind in PLANS.values()))
+        print("\nSay what memory and time a run will need, before either is spent.")
+        print(f"{' or '.join(f'bertsmith plan {name} --help' for name in PLANS)} has the options.")
+        return None
     if verb == "plan":
         config_class, argv = _plan_of(argv)
     if verb in SUBJECTS and argv and not argv[0].startswith("-"):
@@ -192,7 +222,10 @@ def _parse(verb: str, argv: list[str]) -> object | None:
             argv = [f"--texts={written}", *argv[len(texts) :]]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
-        prog=f"bertsmith {verb}", usage=_usage(verb, config_class), exit_on_error=False
+        prog=f"bertsmith {verb}",
+        usage=_usage(verb, config_class),
+        exit_on_error=False,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", action="config", help="YAML file with any of these keys.")
     parser.add_class_arguments(config_class)
@@ -252,8 +285,6 @@ def _plan_of(argv: list[str]) -> tuple[type, list[str]]:
     fitting = [name for name in PLANS if said and said <= set(keys[name])]
     if len(fitting) == 1:
         return PLANS[fitting[0]], argv
-    if "-h" in argv or "--help" in argv:
-        return VERBS["plan"], argv
     raise UserError(f"plan: of what? say bertsmith plan {known.replace(', ', ' ... or plan ')} ...")
 
 
@@ -289,7 +320,8 @@ def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
         word = argv[position]
         position += 1
         hint = keys.get(word.removeprefix("--"))
-        if word.startswith("--") and hint in (bool, list[str]):
+        is_list = any(typing.get_origin(h) is list for h in (hint, *typing.get_args(hint)))
+        if word.startswith("--") and (hint is bool or is_list):
             end = position
             while end < len(argv) and not argv[end].startswith("--"):
                 end += 1
@@ -297,8 +329,10 @@ def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
             if hint is bool:
                 values = values or ["true"]
                 spelled += [word, *values]
-            elif len(values) == 1 and values[0].startswith("["):  # as the help writes it
+            elif len(values) == 1 and values[0].startswith(("[", "null")):  # as YAML writes it
                 spelled += [word, values[0]]
+            elif hint == list[float] or hint == list[int]:
+                spelled += [word, f"[{', '.join(values)}]"]
             else:
                 spelled += [word, yaml.safe_dump(values, default_flow_style=True, width=1 << 30)]
         else:
@@ -394,7 +428,7 @@ def _describe(hint: Any) -> str:
         parts = [_describe(a) for a in arguments if a is not type(None)]
         return " or ".join([*parts, "null"] if type(None) in arguments else parts)
     if origin is list:
-        return "a list"
+        return "a list, such as: a b c" if arguments == (str,) else "a list of numbers: 2 3"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return words.get(hint, "a group of keys")
 
@@ -402,7 +436,10 @@ def _describe(hint: Any) -> str:
 def _nearest(name: str, known: typing.Iterable[str]) -> str:
     """`; did you mean X?` for a mistyped name, or nothing."""
     names = list(known)
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    matches = [key for key in NAMES_ELSEWHERE.get(name, ()) if key in names]
+    if not matches:
+        matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not matches:  # a nested key typed without its group
-        matches = [k for k in names if k.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]][:1]
+        matches = [k for k in names if k.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    matches = matches[:1]
     return f"; did you mean {matches[0]}?" if matches else ""

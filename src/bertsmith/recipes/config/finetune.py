@@ -99,7 +99,8 @@ class FinetuneConfig(TrainingConfig):
 
     monitor: str = "auto"
     """Metric that picks the best checkpoint and stops early. auto: accuracy; of several labels a
-    text average_precision; of numbers spearman; of tags of spans span_f1."""
+    text average_precision; of numbers and scored pairs spearman; of tags of spans span_f1; of
+    answers f1; of other pairs mean_reciprocal_rank."""
 
     patience: int | None = 6
     """Evaluations with neither a better `monitor` nor a lower loss before training stops; None:

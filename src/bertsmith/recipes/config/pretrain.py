@@ -24,8 +24,8 @@ class PretrainConfig(TrainingConfig):
     """Folder that `bertsmith prepare` wrote."""
 
     model: str
-    """A preset (bert-tiny, mini, small, medium, base, large), a config.json, a checkpoint folder
-    or a Hugging Face hub name."""
+    """A preset (bert-tiny, bert-mini, bert-small, bert-medium, bert-base, bert-large), a
+    config.json, a checkpoint folder or a Hugging Face hub name."""
 
     steps: int | None = None
     """Budget in optimizer steps. Give one of steps, tokens, epochs, minutes."""

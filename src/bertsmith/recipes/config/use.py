@@ -78,8 +78,9 @@ class PredictConfig:
     columns of its own, which carry its name."""
 
     output: str = "-"
-    """CSV or JSONL file to write, by its ending; - writes CSV to standard output. Answers go into
-    JSONL (.jsonl, or -), or into SQuAD's form of predictions (.json)."""
+    """CSV or JSONL file to write, by its ending; - writes CSV to standard output. Tags and answers
+    go into JSONL (.jsonl, or -), answers also into SQuAD's form of predictions (.json), embeddings
+    into .npy or .jsonl."""
 
     table: TableConfig = field(default_factory=TableConfig)
 
