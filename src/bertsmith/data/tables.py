@@ -23,7 +23,9 @@ ReadT = TypeVar("ReadT")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """What JSON can write and UTF-8 cannot: no tokenizer takes it."""
 
-SKIP_HINT = "correct it, or leave such rows out with --table.bad_rows skip"
+SKIP_HINT = (
+    "correct it, or leave such rows out with --table.bad_rows skip; bertsmith doctor lists them all"
+)
 """How a message about a row ends."""
 
 

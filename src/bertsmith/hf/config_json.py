@@ -69,6 +69,13 @@ _ACTIVATIONS: dict[str, Activation] = {
 _DEFAULTS = EncoderConfig()
 
 
+def model_part(where: Path) -> Path:
+    """The `model/` of a run folder; any other path as it is."""
+    inner = where / "model"
+    is_run = not (where / CONFIG_NAME).exists() and (inner / CONFIG_NAME).exists()
+    return inner if is_run else where
+
+
 def read_config(path: Path) -> EncoderConfig:
     """The encoder that a `config.json`, or the one in a folder, describes.
 

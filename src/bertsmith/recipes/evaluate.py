@@ -1,7 +1,6 @@
 """`bertsmith evaluate`: score a fine-tuned model on labelled data, and show what was found."""
 
 import json
-import sys
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +10,7 @@ from bertsmith.metrics import ScoreTable
 from bertsmith.recipes.config import EvaluateConfig
 from bertsmith.recipes.evaluation import Evaluation
 from bertsmith.recipes.forms import form_of_model
+from bertsmith.report.console import table_console
 
 
 def main(config: EvaluateConfig) -> int:
@@ -19,7 +19,7 @@ def main(config: EvaluateConfig) -> int:
     if config.json:
         print(json.dumps(as_json(evaluation), ensure_ascii=False, allow_nan=False))
     else:
-        print_tables(evaluation, Console(file=sys.stdout, highlight=False))
+        print_tables(evaluation, table_console())
     return 0
 
 

@@ -4,7 +4,6 @@ Shape legend: T packed tokens, M masked positions, K most likely tokens.
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 
 import torch
@@ -17,6 +16,7 @@ from bertsmith.data.examples import packs_by_length
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import FillConfig
 from bertsmith.recipes.masked_model import MaskedModel, open_masked_model, texts_of
+from bertsmith.report.console import table_console
 
 MASK = "[MASK]"
 """How a hidden word is written, whatever the tokenizer's own mask token is called."""
@@ -49,7 +49,7 @@ def main(config: FillConfig) -> int:
         content = {"model": config.model, "texts": [asdict(filled) for filled in found]}
         print(json.dumps(content, ensure_ascii=False, allow_nan=False))
     else:
-        _print_tables(found, Console(file=sys.stdout, highlight=False))
+        _print_tables(found, table_console())
     return 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from bertsmith.checkpoint.folder import Identity
 from bertsmith.checkpoint.state import RunState
@@ -165,9 +165,6 @@ class Best(Protocol):
 class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     """What happens around the steps: lines, judgements, the best model, the end."""
 
-    use: ClassVar[str | None] = None
-    """What the card says on how the model is used; None: the pipeline of its task."""
-
     def __init__(
         self,
         config: FinetuneConfig,
@@ -208,6 +205,11 @@ class FinetuneRun(TrainingRun[ModelT, FinetuneSummary], Generic[ModelT, DataT]):
     @abstractmethod
     def hub_task(self) -> str:
         """The hub's name of the task."""
+
+    @property
+    def use(self) -> str | None:
+        """What the card says on how the model is used; None: by the pipeline of its task."""
+        return None
 
     def say_banner(self) -> None:
         """What is about to run, before time is spent on it."""

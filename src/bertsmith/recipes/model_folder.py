@@ -7,15 +7,14 @@ from bertsmith.data.tokenizer import TextTokenizer, load_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.hf import check_vocabulary, resolve
 from bertsmith.hf.adapter import ADAPTER_CONFIG
+from bertsmith.hf.config_json import model_part
 from bertsmith.model.config import EncoderConfig
 
 
 def model_folder(where: str) -> Path:
     """The folder of a model: itself, the `model/` of a run folder, or a hub name's download."""
-    inner = Path(where) / "model"
-    if not (Path(where) / "config.json").exists() and (inner / "config.json").exists():
-        return inner
-    return resolve(where)
+    part = model_part(Path(where))
+    return resolve(where) if part == Path(where) else part
 
 
 def found_folder(where: str) -> Path | None:

@@ -129,7 +129,7 @@ class PlannedRun:
         found, whole = self.plan(self.micro_batch_tokens), self.plan(None)
         shape = self.shape.in_passes(self.micro_batch_tokens)
         said = (
-            f"memory: at most {said_bytes(found.needed_bytes)} planned, in {found.peak_phase}: "
+            f"memory: about {said_bytes(found.needed_bytes)} planned, in {found.peak_phase}: "
             f"{in_a_line(found)}"
         )
         if shape.device == "cpu":

@@ -433,7 +433,8 @@ def _shown_pairs(accuracy: float | None) -> dict[str, str]:
 def said_budget(budget: Budget) -> str:
     """The budget in words."""
     if budget.seconds is not None:
-        return f"{budget.seconds / 60.0:g} minutes"
+        minutes = budget.seconds / 60.0
+        return f"{minutes:g} minute{'s' * (minutes != 1.0)}"
     return f"{budget.steps:,} steps" if budget.steps is not None else f"{budget.tokens:,} tokens"
 
 

@@ -5,12 +5,10 @@ Shape legend: T packed tokens, M masked positions, V vocabulary.
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 from torch import Tensor
@@ -19,6 +17,7 @@ from bertsmith.batch import pack
 from bertsmith.errors import UserError
 from bertsmith.recipes.config import ScoreConfig
 from bertsmith.recipes.masked_model import open_masked_model, texts_of
+from bertsmith.report.console import table_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def main(config: ScoreConfig) -> int:
             f"{scored.log_likelihood:,.3f}",
             f"{scored.pseudo_perplexity:,.3f}",
         )
-    Console(file=sys.stdout, highlight=False).print(grid)
+    table_console().print(grid)
     return 0
 
 

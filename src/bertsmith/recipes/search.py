@@ -8,7 +8,6 @@ tries the same settings.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from bertsmith.recipes.several_runs import (
     read_part,
     say_interrupted,
 )
+from bertsmith.report.console import table_console
 from bertsmith.report.progress import Speaker
 from bertsmith.report.run_folder import write_config, write_text
 
@@ -73,7 +73,7 @@ def main(config: FinetuneConfig) -> int:
     summary = search(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print_table(summary, Console(file=sys.stdout, highlight=False))
+    print_table(summary, table_console())
     print(Path(config.output) / "model")
     return 0
 

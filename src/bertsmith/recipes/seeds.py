@@ -7,7 +7,6 @@ run of its own in `seed-K/`; `seeds.json` has all scores, `model/` the best weig
 import json
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from bertsmith.recipes.several_runs import (
     promote,
     say_interrupted,
 )
+from bertsmith.report.console import table_console
 from bertsmith.report.run_folder import write_text
 
 RESULT_FILE = "seeds.json"
@@ -71,7 +71,7 @@ def main(config: FinetuneConfig) -> int:
     summary = finetune_seeds(config)
     if summary.status == "interrupted":
         return EXIT_INTERRUPTED
-    print_table(summary, Console(file=sys.stdout, highlight=False))
+    print_table(summary, table_console())
     print(Path(config.output) / "model")
     return 0
 

@@ -154,7 +154,7 @@ def part_of(config: FinetuneConfig, name: str) -> FinetuneConfig:
         keep_models="best",
         parallel=replace(config.parallel, devices=1),
         overwrite=False,
-        resume=True,
+        resume=(Path(config.output) / name).exists(),
     )
 
 

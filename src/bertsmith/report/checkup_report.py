@@ -11,6 +11,7 @@ from bertsmith.data.checkup.findings import Finding
 from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.tables import describe_labels
 from bertsmith.data.checkup.whole import Checkup
+from bertsmith.report.console import table_console
 
 COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 PLACES_SHOWN = 3
@@ -28,7 +29,7 @@ def print_checkup(checkup: Checkup, *, is_json: bool) -> None:
         for finding in checkup.findings:
             console.print(line_of(finding), markup=False)
     elif checkup.findings:
-        Console(file=sys.stdout, highlight=False).print(_grid(checkup))
+        table_console().print(_grid(checkup))
     console.print(verdict_of(checkup), markup=False)
 
 

@@ -156,6 +156,8 @@ class Reading:
     """Share of the budget spent."""
 
     loss: float
+    """Mean of the last steps', with weights that fall by a tenth a step."""
+
     learning_rate: float
     grad_norm: float
     tokens_per_second: float
@@ -167,7 +169,7 @@ class Reading:
         """The line."""
         parts = [
             f"step {self.step:,}",
-            f"loss {self.loss:.4f}",
+            f"mean loss {self.loss:.4f}",
             f"lr {self.learning_rate:.2e}",
             f"grad {self.grad_norm:.2f}",
             f"{self.tokens_per_second:,.0f} tokens/s",

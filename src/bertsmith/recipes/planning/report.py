@@ -101,6 +101,7 @@ def as_text(report: Report) -> str:
         _said_fit(report),
         "",
         *said_times(report.times),
+        *_said_lengths(report.shape),
     ]
     if report.ways:
         lines += ["", *table_of(report.ways)]
@@ -117,3 +118,13 @@ def _said_fit(report: Report) -> str:
         f"it does not fit in one pass; --micro_batch auto takes {report.micro_batch_tokens:,} "
         f"tokens at a time and needs {said_bytes(smaller.needed_bytes)}, for the same result"
     )
+
+
+def _said_lengths(shape: RunShape) -> list[str]:
+    """What a plan of fine-tuning takes texts for, which it does not read."""
+    if shape.task == "masked_lm":
+        return []
+    return [
+        f"  as if every text had {shape.longest:,} tokens; give --max_sequence_tokens if yours are "
+        "shorter"
+    ]

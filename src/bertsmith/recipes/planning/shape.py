@@ -8,7 +8,7 @@ from typing import Any
 
 from bertsmith.data.config import has_pairs
 from bertsmith.errors import UserError
-from bertsmith.hf.config_json import CONFIG_NAME, read_config
+from bertsmith.hf.config_json import CONFIG_NAME, model_part, read_config
 from bertsmith.memory.shapes import (
     Adapters,
     Body,
@@ -249,7 +249,7 @@ def encoder_of(config: PretrainConfig | FinetuneConfig) -> EncoderConfig:
                 max_position_embeddings=max(encoder.max_position_embeddings, longest),
             )
     elif path.exists():
-        encoder = read_config(path)
+        encoder = read_config(model_part(path))
     else:
         encoder = read_config(cached_folder(config.model))
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):

@@ -23,9 +23,9 @@ def parts_of(found: MemoryPlan) -> dict[str, int]:
 
 
 def rows_of(found: MemoryPlan) -> list[str]:
-    """A plan as a table."""
-    parts = parts_of(found)
-    beside = parts.pop("beside tensors")
+    """A plan as a table, without the parts that there are none of."""
+    parts = {name: size for name, size in parts_of(found).items() if size}
+    beside = parts.pop("beside tensors", 0)
     sums = {
         "peak of tensors": found.peak_bytes,
         "beside tensors": beside,
@@ -40,17 +40,25 @@ def in_a_line(found: MemoryPlan) -> str:
     return ", ".join(f"{name} {said_bytes(size)}" for name, size in parts if size >= MIB)
 
 
+def said_seconds(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, size in (("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} seconds"
+
+
 def said_times(times: Times | None) -> list[str]:
     """Time, energy and cost."""
     if times is None:
         return ["time: the device's rate is not known; give --flop_per_second"]
     lines = [
-        f"time: {times.step_seconds:.3g} s a step at {times.flop_per_second / 1e12:.3g} TFLOP/s "
-        f"({times.rate_source})"
+        f"time: {times.step_seconds:.3g} s a step of {times.step_tokens:,} tokens at "
+        f"{times.flop_per_second / 1e12:.3g} TFLOP/s ({times.rate_source})"
     ]
     if times.run_seconds is None:
         return [*lines, "  of the whole run: the budget is not known (steps, tokens or examples)"]
-    said = f"  of the whole run: {times.steps:,.0f} steps, {times.run_seconds / 3600.0:,.2f} hours"
+    said = f"  of the whole run: {times.steps:,.0f} steps, {said_seconds(times.run_seconds)}"
     if times.kilowatt_hours is not None:
         said += f", {times.kilowatt_hours:,.2f} kWh at full load"
     if times.cost is not None:

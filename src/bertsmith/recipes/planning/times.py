@@ -27,6 +27,7 @@ class Times:
 
     rate_source: str
     step_seconds: float
+    step_tokens: int
     steps: float | None
     run_seconds: float | None
     kilowatt_hours: float | None
@@ -67,6 +68,7 @@ def times_of(
         flop_per_second=together,
         rate_source=source,
         step_seconds=step_seconds,
+        step_tokens=step_tokens,
         steps=steps,
         run_seconds=run_seconds,
         kilowatt_hours=None if hours is None or watts is None else watts * hours / 1000.0,

@@ -40,9 +40,13 @@ class QuestionRun(FinetuneRun[SpanModel, QuestionData]):
     """Judges by the answer to every question of the dev part; a row of a step is a window."""
 
     hub_task = "question-answering"
-    use = USE
     _null_threshold: float | None = None
     """As it was best when the model was judged last."""
+
+    @property
+    def use(self) -> str:
+        """A pipeline for it transformers has no more."""
+        return USE
 
     def place_of(self, row: int) -> str:
         """File and line of an example to learn from."""

@@ -15,11 +15,24 @@ from bertsmith.recipes.finetune_run import FinetuneRun
 from bertsmith.recipes.tagging.data import TaggingData
 from bertsmith.recipes.tagging.task import TaggingTask, logits_MC, read_tagging_task
 
+USE = """```python
+from transformers import pipeline
+pipeline("token-classification", model="model", aggregation_strategy="first")("a text of your own")
+```
+
+`first`: a word has the tag of its first piece, as in training. `bertsmith predict --model model`
+says it the same way."""
+
 
 class TaggingRun(FinetuneRun[TokenClassifier, TaggingData]):
     """Judges by all words of the dev part; a row of a step is a window."""
 
     hub_task = "token-classification"
+
+    @property
+    def use(self) -> str:
+        """The pipeline has to be told what a word is."""
+        return USE
 
     def place_of(self, row: int) -> str:
         """File and line of an example to learn from."""

@@ -15,6 +15,21 @@ from bertsmith.recipes.texts.model import Dropout, TextModel, load_text_model
 from bertsmith.recipes.texts.task import Task, logits_NC, read_task
 from bertsmith.tasks.decisions import Decisions
 
+EMBEDDING_USE = """```python
+from sentence_transformers import SentenceTransformer
+SentenceTransformer("model").encode(["a text of your own"])
+```
+
+or `bertsmith predict --model model --data texts.txt --output vectors.npy`."""
+
+MULTILABEL_USE = """```python
+from transformers import pipeline
+pipeline("text-classification", model="model", top_k=None)("a text of your own")
+```
+
+gives each label's probability; which of them are said to be there, `bertsmith predict --model
+model` knows (`decisions` in `bertsmith.json`: a half, or each label's own threshold)."""
+
 
 class TextRun(FinetuneRun[TextModel, TaskData]):
     """Judges by one row of scores a text, or by its embedding."""
@@ -26,6 +41,15 @@ class TextRun(FinetuneRun[TextModel, TaskData]):
     def hub_task(self) -> str:
         """By whether texts have scores or embeddings."""
         return "sentence-similarity" if self._data.tables.kind.is_apart else "text-classification"
+
+    @property
+    def use(self) -> str | None:
+        """Where a plain pipeline would not show the model's answers."""
+        kind = self._data.tables.kind
+        if kind.is_apart:
+            return EMBEDDING_USE
+        is_several = kind.problem_type == "multi_label_classification"
+        return MULTILABEL_USE if is_several and self._config.head.norm != "layer" else None
 
     def place_of(self, row: int) -> str:
         """File and line of an example to learn from."""
