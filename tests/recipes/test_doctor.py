@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def checks(told: dict[str, Any]) -> dict[str, str]:
 
 
 def lines(told: dict[str, Any], check: str) -> list[str]:
-    """Places of a finding, without the file."""
-    return [place.rsplit("/", 1)[1] for place in told["by_check"][check]["places"]]
+    """Places of a finding, without the folder of the files."""
+    return [re.sub(r"[^ (]*/", "", place) for place in told["by_check"][check]["places"]]
 
 
 def test_a_clean_table_is_fit_and_nothing_is_found(doctor: Doctor) -> None:
@@ -183,12 +184,16 @@ def test_leaks_are_found_exactly_and_after_normalising(doctor: Doctor) -> None:
     fresh = [("something new", "good"), ("something bad", "bad")] * 10
     dev = [CLEAN[0], ("THE FILM number 1 was a joy to see!", "good"), *fresh]
     told = doctor(csv_of(CLEAN), dev=csv_of(dev))
-    assert lines(told, "leaked_rows") == ["dev-a.csv:2"]
-    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3"]
+    assert lines(told, "leaked_rows") == ["dev-a.csv:2 (as a.csv:2)"]
+    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3 (as a.csv:3)"]
     assert checks(told)["leaked_rows"] == "warning"
     told = doctor(csv_of(CLEAN), dev=csv_of(CLEAN))
     assert checks(told)["leaked_rows"] == "error"
     assert told["by_check"]["leaked_rows"]["share"] == 1.0
+    twice = [*CLEAN[:2], ("A new text", "good"), ("a new text", "good"), ("a new text", "good")]
+    told = doctor(csv_of(twice), dev=csv_of([("a new text", "good"), ("a NEW text", "good")]))
+    assert lines(told, "leaked_rows") == ["dev-a.csv:2 (as a.csv:5)"]  # the first to the letter
+    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3 (as a.csv:4)"]
 
 
 def test_labels_that_training_never_sees_and_a_dev_set_of_one_class(doctor: Doctor) -> None:
@@ -266,7 +271,10 @@ def test_one_hot_columns_are_told_from_several_labels(doctor: Doctor) -> None:
     told = doctor(csv_of(one, "text,joy,fear,anger"))
     assert checks(told) == {"one_hot_columns": "error"}
     many = [(text, str(i % 2), str(i % 3 % 2)) for i, (text, _) in enumerate(CLEAN)]
-    assert checks(doctor(csv_of(many, "text,joy,fear"))) == {"one_hot_columns": "note"}
+    told = doctor(csv_of(many, "text,joy,great fear"))
+    assert checks(told) == {"one_hot_columns": "note"}
+    advice = told["by_check"]["one_hot_columns"]["advice"]
+    assert "--table.label_columns joy 'great fear'." in advice
     assert checks(doctor(csv_of([(text,) for text, _ in CLEAN], "text"))) == {
         "no_label_column": "error"
     }
