@@ -365,7 +365,8 @@ def test_rows_of_tokens_and_tags_of_different_length(doctor: Doctor) -> None:
     assert told["kind"] == "tagged"
     assert checks(told) == {"tokens_without_tags": "error", "empty_texts": "warning"}
     assert lines(told, "tokens_without_tags") == ["a.jsonl:21"]
-    assert "2 tokens and 1 tags" in told["by_check"]["tokens_without_tags"]["what"]
+    assert "2 tokens and 1 tag" in told["by_check"]["tokens_without_tags"]["what"]
+    assert "sentences has not as many" in told["by_check"]["tokens_without_tags"]["what"]
 
 
 def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
@@ -465,7 +466,7 @@ def test_plain_lines_where_nobody_watches(
     path.write_bytes(csv_of([*CLEAN, ("", "good"), CLEAN[0]]))
     assert run(["doctor", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "error: empty_texts: 1 of 26 (3.85%) rows have no text; first at" in out
+    assert "error: empty_texts: 1 of 26 (3.85%) rows has no text; first at" in out
     assert f"{path}:26" in out
     assert out.index("error: ") < out.index("note: repeated_rows")
     assert out.endswith("1 error, 1 note: training on it as it is would be wrong\n")
@@ -511,5 +512,5 @@ def test_finetune_says_its_short_form_before_training(tmp_path: Path) -> None:
     )
     warnings = [line for line in read_task_tables(config).describe() if "warning" in line]
     assert len(warnings) == 2
-    assert "stand among those to learn from but for case" in warnings[0]
-    assert "'godo' (1 rows) of 'good' (12)" in warnings[1]
+    assert "stands among those to learn from but for case" in warnings[0]
+    assert "'godo' (1 row) of 'good' (12)" in warnings[1]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
 from bertsmith.data.checkup.findings import Finding, Source, Tally
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of, normalised
 from bertsmith.data.checkup.part import Part
@@ -106,7 +107,7 @@ class QuestionCheck:
         findings += [_of_windows(finding) for finding in self._lengths.findings(unit="questions")]
         return Part(
             name=str(self.path),
-            unit=f"questions on {len(self.contexts):,} contexts, "
+            unit=f"questions on {number_of(len(self.contexts), 'context')}, "
             f"{self._impossible.count:,} without an answer",
             count=self._usable,
             digests=digests,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from bertsmith.data.checkup.findings import PLACES_KEPT, Finding, Severity, shortened
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.normal import normalised
 
 LabelKind = Literal["classes", "scores", "lists"]
@@ -126,7 +127,7 @@ def typos(counts: Mapping[str, int], place: Place) -> list[Finding]:
             severity="warning",
             what="labels look like slips of another: "
             + ", ".join(
-                f"{shortened(rare)} ({counts[rare]:,} rows) of {shortened(frequent)} "
+                f"{shortened(rare)} ({number_of(counts[rare], 'row')}) of {shortened(frequent)} "
                 f"({counts[frequent]:,})"
                 for rare, frequent in list(slips.items())[:PLACES_KEPT]
             ),

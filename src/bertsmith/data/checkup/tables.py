@@ -10,6 +10,7 @@ from bertsmith.data.checkup import label_names
 from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
 from bertsmith.data.checkup.columns import ColumnCheck, TextColumnCheck
 from bertsmith.data.checkup.findings import Finding, Source, Tally, shortened
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.label_names import LabelKind, label_kind, parts_of
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of
@@ -332,11 +333,11 @@ def describe_labels(part: Part) -> str | None:
     if not common:
         return None
     several = " (several a row)" if part.label_kind == "lists" else ""
-    rows = "tokens" if part.unit == "sentences" else "rows"
+    row = "token" if part.unit == "sentences" else "row"
     (most, most_rows), (least, least_rows) = common[0], common[-1]
     return (
-        f"labels: {len(common):,}{several}, from {shortened(most)} with {most_rows:,} {rows} to "
-        f"{shortened(least)} with {least_rows:,}"
+        f"labels: {len(common):,}{several}, from {shortened(most)} with "
+        f"{number_of(most_rows, row)} to {shortened(least)} with {least_rows:,}"
     )
 
 
