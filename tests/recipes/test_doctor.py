@@ -148,6 +148,33 @@ def test_undecodable_bytes_are_placed_and_their_encoding_guessed(doctor: Doctor)
     assert "GBK" in told["by_check"]["undecodable_bytes"]["what"]
 
 
+@pytest.mark.parametrize(
+    ("name", "clean", "bad", "other"),
+    [
+        ("a.csv", csv_of(CLEAN).decode(), "caf\xe9,good\n", "one,two,three\n"),
+        ("a.jsonl", '{"text": "a film", "label": "b"}\n', '{"text": "\xe9"}\n', '{"text": "cut\n'),
+        ("a.conll", "Ann\tB-PER\n\nshe\tO\n\n", "\xe9\tO\n\n", "Bob\n\n"),
+        (
+            "b.jsonl",
+            '{"text": "Ann", "entities": []}\n',
+            '{"text": "\xe9", "entities": []}\n',
+            '{"text": "A", "entities": 3}\n',
+        ),
+    ],
+)
+def test_a_byte_that_is_not_utf8_is_one_error(
+    doctor: Doctor, name: str, clean: str, bad: str, other: str
+) -> None:
+    """Told twice only where other rows cannot be read either."""
+    told = doctor((clean + bad).encode("latin-1"), name=name)
+    errors = {c for c, s in checks(told).items() if s == "error"}
+    assert errors - {"one_class"} == {"undecodable_bytes"}
+    told = doctor((clean + bad + other).encode("latin-1"), name=name)
+    assert checks(told)["undecodable_bytes"] == "error"
+    assert told["by_check"]["unreadable_rows"]["count"] == 2
+    assert "is not UTF-8" in told["by_check"]["unreadable_rows"]["what"]
+
+
 def test_a_mark_is_noted_and_utf16_is_an_error(doctor: Doctor) -> None:
     assert checks(doctor(b"\xef\xbb\xbf" + csv_of(CLEAN))) == {"byte_order_mark": "note"}
     assert checks(doctor(csv_of(CLEAN).decode().encode("utf-16"))) == {"utf16": "error"}
@@ -393,7 +420,15 @@ def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
     told = doctor(clean + "".join(json.dumps(row) + "\n" for row in bad), name="a.jsonl")
     assert checks(told) == {"unreadable_rows": "error"}
     assert lines(told, "unreadable_rows") == ["a.jsonl:21", "a.jsonl:22"]
-    assert "lies outside the text of 3 characters" in told["by_check"]["unreadable_rows"]["what"]
+    finding = told["by_check"]["unreadable_rows"]
+    folder = finding["places"][0].removesuffix("a.jsonl:21")
+    assert finding["what"] == (
+        "sentences cannot be read (the span 0 to 4 lies outside the text of 3 characters, "
+        f"{folder}a.jsonl:21; a span needs start and end (whole numbers) and label (a word), "
+        f"{folder}a.jsonl:22)"
+    )
+    assert "characters from 0" in finding["advice"]
+    assert "blank line" not in finding["advice"]
 
 
 @pytest.mark.parametrize(

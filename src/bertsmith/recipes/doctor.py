@@ -195,14 +195,15 @@ def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None
 
 
 def _tagged(path: Path, ruler: Ruler) -> Part:
-    check = SentenceCheck(path, ruler=ruler)
     if ending_of(path) not in (*JSON_ENDINGS, *PARQUET_ENDINGS):
+        check = SentenceCheck(path, form="conll", ruler=ruler)
         check.look(read_conll(path))
         return check.part()
     records = open_records(path)
     try:
         columns = tagged_columns(records.columns)
         if columns is None and has_spans(records.columns):
+            check = SentenceCheck(path, form="spans", ruler=ruler)
             check.look(read_spans(path))
             return check.part()
         if columns is None:
@@ -210,6 +211,7 @@ def _tagged(path: Path, ruler: Ruler) -> Part:
                 f"{path}: holds neither lists of tokens and tags nor texts with entities; the "
                 f"columns are {', '.join(map(repr, records.columns))}"
             )
+        check = SentenceCheck(path, form="lists", ruler=ruler)
         check.look(read_tagged_rows(records, tokens=columns[0], tags=columns[1]))
     finally:
         records.close()

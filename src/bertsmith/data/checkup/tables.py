@@ -15,6 +15,7 @@ from bertsmith.data.checkup.label_names import LabelKind, label_kind, parts_of
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
+from bertsmith.data.checkup.reasons import Reasons
 from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
@@ -44,7 +45,6 @@ class TableCheck:
         self._has_lists = False
         self._rows = self._usable = 0
         (
-            self._broken,
             self._empty,
             self._half_pairs,
             self._not_texts,
@@ -55,7 +55,8 @@ class TableCheck:
             self._huge,
             self._headers,
             self._vectors,
-        ) = (Tally() for _ in range(11))
+        ) = (Tally() for _ in range(10))
+        self._broken = Reasons()
 
     def look(self, records: Records) -> None:
         """Read every row; a file that ends in damage is told in the findings."""
@@ -196,10 +197,8 @@ class TableCheck:
             found.append(nothing_to_use(self.path, "row"))
         elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
             found.append(_no_label(self.path, self._columns))
-        found += self._broken.findings(
-            "unreadable_rows",
-            "error",
-            f"rows cannot be read (the first: {self._broken.example})",
+        found += self._broken.unreadable_rows(
+            "rows cannot be read",
             total=total,
             advice="Correct them, or leave them out with --table.bad_rows skip when training.",
         )
