@@ -12,6 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.cli import run
+from bertsmith.data.checkup.tagged import plain_words
+from bertsmith.data.config import TableConfig
+from bertsmith.data.tagging.sentences import read_tagged
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.texts.tables import read_task_tables
 
@@ -429,6 +432,27 @@ def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
     )
     assert "characters from 0" in finding["advice"]
     assert "blank line" not in finding["advice"]
+
+
+def test_spans_that_end_inside_a_word_are_told_as_training_tells_them(
+    doctor: Doctor, tiny_tokenizer_folder: Path
+) -> None:
+    def row(text: str, *spans: tuple[int, int]) -> str:
+        entities = [{"start": a, "end": b, "label": "PER"} for a, b in spans]
+        return json.dumps({"text": text, "entities": entities}) + "\n"
+
+    content = row("Ann saw Bob-Ray.", (0, 3), (8, 11)) * 2  # whole words, the sign is one
+    content += row("Annika saw Bobs.", (0, 3), (12, 14)) + row("Ann", (1, 9))
+    for options in ((), ("--tokenizer", str(tiny_tokenizer_folder))):
+        told = doctor(content, *options, name="a.jsonl")
+        finding = told["by_check"]["spans_inside_words"]
+        assert (finding["severity"], finding["count"], finding["total"]) == ("warning", 2, 6)
+        assert lines(told, "spans_inside_words") == [
+            "a.jsonl:3 ('Ann' cuts 'Annika')",
+            "a.jsonl:3 ('ob' cuts 'Bobs')",
+        ]
+    path = Path(told["train"]["data"])
+    assert read_tagged(path, TableConfig(bad_rows="skip"), split=plain_words).num_widened == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from bertsmith.data.checkup.findings import Finding, Source
 from bertsmith.data.checkup.lengths import Ruler, TokenRuler, WordRuler
 from bertsmith.data.checkup.part import Part, nothing_of
 from bertsmith.data.checkup.sentences import SentenceCheck, tag_findings
+from bertsmith.data.checkup.span_ends import span_ends
 from bertsmith.data.checkup.tables import TableCheck, label_findings, unreadable
 from bertsmith.data.checkup.tagged import looks_tagged, read_conll, read_tagged_rows, tagged_columns
 from bertsmith.data.checkup.whole import Checkup, joined
@@ -205,7 +206,9 @@ def _tagged(path: Path, ruler: Ruler) -> Part:
         if columns is None and has_spans(records.columns):
             check = SentenceCheck(path, form="spans", ruler=ruler)
             check.look(read_spans(path))
-            return check.part()
+            part = check.part()
+            part.findings.extend(span_ends(path, ruler.words))
+            return part
         if columns is None:
             raise UserError(
                 f"{path}: holds neither lists of tokens and tags nor texts with entities; the "

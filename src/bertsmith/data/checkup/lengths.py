@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bertsmith.data.checkup.findings import PLACES_KEPT, Finding, Severity, Source
+from bertsmith.data.checkup.tagged import plain_words
 
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 """Characters that are each a word to BERT's pre-tokenizer."""
@@ -85,6 +86,10 @@ class Ruler(Protocol):
         """(length, unknown tokens) of each."""
         ...
 
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Where the words of a text stand, from and to."""
+        ...
+
 
 class WordRuler:
     """Counts words between blanks; a Chinese character is one, as in BERT."""
@@ -94,6 +99,10 @@ class WordRuler:
     def measure(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
         """(words, 0) of each."""
         return [(sum(map(_words, row)), 0) for row in rows]
+
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Runs of letters and digits, and signs: finer than what is counted, as tags need it."""
+        return plain_words(text)
 
 
 class TokenRuler:
@@ -109,6 +118,16 @@ class TokenRuler:
         inputs = [row[0] if len(row) == 1 else (row[0], row[1]) for row in rows]
         encodings = self._tokenizer.encode_batch_fast(inputs)
         return [(len(e), e.ids.count(self._unk_id)) for e in encodings]
+
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """As the tokenizer parts them, which is how words get their tags in training."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        bounds: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
+            if word is not None and end > start:
+                first, last = bounds.get(word, (start, end))
+                bounds[word] = (min(first, start), max(last, end))
+        return list(bounds.values())
 
 
 class LengthCheck:
