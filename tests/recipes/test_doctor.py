@@ -253,11 +253,55 @@ def test_scores_and_lists_of_labels_are_not_taken_for_classes(doctor: Doctor) ->
     told = doctor("".join(json.dumps(row) + "\n" for row in rows), name="a.jsonl")
     assert told["train"]["label_kind"] == "lists"
     assert told["train"]["labels"] == {"a": 26, "b": 13}
-    assert checks(told) == {}
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert told["by_check"]["texts_without_labels"]["count"] == 14  # 0, 3, ..., 39
     several = [(f"text number {i}", ["joy", "anger", '"joy,anger"'][i % 3]) for i in range(60)]
     told = doctor(csv_of(several))
     assert told["train"]["labels"] == {"joy": 40, "anger": 40}
     assert checks(told) == {}
+
+
+SEVERAL = [(f"text number {i}", ["joy", "anger", '"joy,anger"'][i % 3]) for i in range(60)]
+
+
+def test_an_empty_cell_is_no_error_where_a_text_has_several_labels(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    """As finetune reads it, which takes the same rows."""
+    content = csv_of([*SEVERAL, ("nothing here", ""), ("nor here", " ")])
+    told = doctor(content)
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert lines(told, "texts_without_labels") == ["a.csv:62", "a.csv:63"]
+    assert (told["train"]["count"], told["train"]["labels"]) == (62, {"joy": 40, "anger": 40})
+    config = FinetuneConfig(model="m", data=str(tmp_path / "a.csv"), output="o")
+    tables = read_task_tables(config)
+    assert (tables.kind.name, len(tables.train) + len(tables.dev)) == ("multilabel", 62)
+
+    single = doctor(csv_of([*CLEAN, ("nothing here", "")]))
+    assert checks(single) == {"missing_labels": "error"}
+    assert (single["train"]["count"], single["train"]["labels"]) == (24, {"good": 12, "bad": 12})
+
+
+def test_what_is_judged_by_is_read_as_what_is_learned(doctor: Doctor) -> None:
+    """This dev set alone shows no sign between labels."""
+    told = doctor(csv_of(SEVERAL), dev=csv_of([("new", '"anger,joy"'), ("none", "")]))
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert told["eval"]["labels"] == {"anger": 1, "joy": 1}
+    slashed = csv_of([("one", "a/b"), ("two", "b"), ("three", "a"), ("none", "")])
+    told = doctor(slashed, "--table.label_separator", "/", dev=csv_of([("four", "b/a")]))
+    assert told["train"]["labels"] == told["eval"]["labels"] | {"a": 2, "b": 2}
+    assert not any(severity == "error" for severity in checks(told).values())
+
+
+def test_lists_that_are_missing_or_all_empty_are_errors(doctor: Doctor) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"text {i}", "labels": ["a"]} for i in range(12)]
+    rows += [{"text": "no list", "labels": None}, {"text": "none of them", "labels": []}]
+    told = doctor("".join(json.dumps(row) + "\n" for row in rows), name="a.jsonl")
+    assert checks(told) == {"missing_labels": "error", "texts_without_labels": "note"}
+    assert lines(told, "missing_labels") == ["a.jsonl:13"]
+    assert "[]" in told["by_check"]["missing_labels"]["advice"]
+    told = doctor('{"text": "a", "labels": []}\n' * 2, name="a.jsonl")
+    assert checks(told)["texts_without_labels"] == "error"
 
 
 def test_classes_written_as_floats_and_free_text_for_labels(doctor: Doctor) -> None:

@@ -190,7 +190,11 @@ def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None
     except UserError:
         records.close()
         raise
-    check = TableCheck(path, columns, ruler=ruler)
+    separator = table.label_separator
+    is_several = None if separator is None else True
+    if usual is not None and usual.label_kind is not None:  # judged as what is learned is read
+        separator, is_several = usual.label_separator, usual.label_kind == "lists"
+    check = TableCheck(path, columns, ruler=ruler, is_several=is_several, separator=separator)
     check.look(records)
     return check.part()
 

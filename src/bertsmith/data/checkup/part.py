@@ -30,6 +30,9 @@ class Part:
     """Where each label first stands."""
 
     label_kind: LabelKind | None
+    label_separator: str | None = None
+    """Sign between the labels of a row."""
+
     lengths: Lengths | None
     columns: dict[str, str]
     """Role (text, pair, label) to name of the column."""

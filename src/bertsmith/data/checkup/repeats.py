@@ -5,7 +5,7 @@ Shape legend: N rows.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -82,6 +82,18 @@ class DigestWriter:
             labels_N=np.array(self._labels, dtype=np.int32),
             names=tuple(self._ids),
         )
+
+
+def without_label(rows: RowDigests, name: str) -> RowDigests:
+    """All rows but those with one label."""
+    is_kept_N = rows.labels_N != rows.names.index(name)
+    return replace(
+        rows,
+        lines_N=rows.lines_N[is_kept_N],
+        exact_N=rows.exact_N[is_kept_N],
+        normal_N=rows.normal_N[is_kept_N],
+        labels_N=rows.labels_N[is_kept_N],
+    )
 
 
 def repeated_rows(rows: RowDigests, *, unit: str = "rows") -> list[Finding]:

@@ -16,10 +16,15 @@ from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
 from bertsmith.data.checkup.reasons import Reasons
-from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
+from bertsmith.data.checkup.repeats import (
+    DigestWriter,
+    conflicting_labels,
+    repeated_rows,
+    without_label,
+)
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
-from bertsmith.data.tables import json_list, label_name
+from bertsmith.data.tables import is_missing, json_list, label_name
 from bertsmith.errors import UserError
 
 LONGEST_LABEL_CHARACTERS = 200
@@ -31,7 +36,25 @@ HUGE_CHARACTERS = 1_000_000
 class TableCheck:
     """Everything that is found in one pass over a table."""
 
-    def __init__(self, path: Path, columns: Columns, *, ruler: Ruler) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: Columns,
+        *,
+        ruler: Ruler,
+        is_several: bool | None = None,
+        separator: str | None = None,
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            path: Of the table.
+            columns: Where texts and labels are.
+            ruler: Measures lengths.
+            is_several: Whether a row has several labels; None: as the labels show.
+            separator: Sign between them; None: as the labels show.
+        """
+        self._is_several, self._separator = is_several, separator
         self.path, self.source = path, Source(paths=(path,))
         self._columns = columns
         used = {columns.text, columns.pair, columns.label} - {None}
@@ -50,12 +73,14 @@ class TableCheck:
             self._not_texts,
             self._missing_texts,
             self._unlabelled,
+            self._null_labels,
+            self._bare,
             self._odd_labels,
             self._float_labels,
             self._huge,
             self._headers,
             self._vectors,
-        ) = (Tally() for _ in range(10))
+        ) = (Tally() for _ in range(12))
         self._broken = Reasons()
 
     def look(self, records: Records) -> None:
@@ -81,7 +106,7 @@ class TableCheck:
             self._headers.add(place())
         texts = self._texts(values, place())
         label = None if columns.label is None else self._label(values[columns.label], place())
-        self._others.add(values, label)
+        self._others.add(values, label or None)
         if texts is None or (columns.label is not None and label is None):
             return
         self._usable += 1
@@ -119,7 +144,10 @@ class TableCheck:
         return tuple(texts)
 
     def _label(self, value: object, place: str) -> str | None:
-        """The label's name; that of a list is its names with commas."""
+        """The label's name; that of a list is its names with commas, and "" where nothing stands.
+
+        Only the whole table shows whether "" is a row without labels or one that lacks its label.
+        """
         if isinstance(value, str) and (listed := json_list(value)) is not None:
             value = listed
         if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
@@ -129,12 +157,13 @@ class TableCheck:
                 self._vectors.add(place, shortened(", ".join(names)))
                 return None
             value = ",".join(names)
-            if not value:  # no label of several is an answer too
-                return "" if self._has_lists else None
-        is_nan = isinstance(value, float) and math.isnan(value)
-        if value is None or is_nan or (isinstance(value, str) and not value.strip()):
+        if is_missing(value):
             self._unlabelled.add(place)
-            return None
+            if not isinstance(value, str):
+                self._null_labels.add(place)
+                return None
+            self._bare.add(place)
+            return ""
         if not isinstance(value, str | int | float):
             self._odd_labels.add(place, type(value).__name__)
             return None
@@ -151,14 +180,16 @@ class TableCheck:
     def part(self) -> Part:
         """What was found, all told."""
         columns = self._columns
-        kind: LabelKind | None = None
         counts, first_lines = self._labels, self._first_lines
-        if columns.label is not None:
-            kind = label_kind(list(counts), has_lists=self._has_lists)
-        if kind == "lists":
-            counts, first_lines = _opened(counts, first_lines)
         digests = self._digests.finish()
-        findings = self._row_findings(kind)
+        kind = self._label_kind()
+        if kind == "lists":
+            counts, first_lines = _opened(counts, first_lines, self._separator)
+        elif counts.pop("", 0):
+            self._usable -= self._bare.count
+            first_lines.pop("")
+            digests = without_label(digests, "")
+        findings = self._row_findings(kind, has_labels=bool(counts))
         findings += self._text_column.findings(
             self.source, columns.text_name, num_labels=len(counts)
         )
@@ -182,12 +213,24 @@ class TableCheck:
             labels=counts,
             first_lines=first_lines,
             label_kind=kind,
+            label_separator=self._separator if kind == "lists" else None,
             lengths=lengths,
             columns=roles,
             findings=findings,
         )
 
-    def _row_findings(self, kind: LabelKind | None) -> list[Finding]:
+    def _label_kind(self) -> LabelKind | None:
+        """As training would take the labels; finds the separator on the way."""
+        if self._columns.label is None:
+            return None
+        several = self._is_several
+        if several is None:
+            if self._separator is None and not self._has_lists:
+                self._separator = label_names.separator_in(self._labels)
+            several = self._has_lists or self._separator is not None
+        return "lists" if several else label_kind(self._labels.keys() - {""})
+
+    def _row_findings(self, kind: LabelKind | None, *, has_labels: bool) -> list[Finding]:
         """Of rows that stop a training, or should."""
         total = self._rows
         found: list[Finding] = []
@@ -223,13 +266,34 @@ class TableCheck:
             total=total,
             advice="Write texts in quotes, or name the right column with --text_column.",
         )
-        found += self._unlabelled.findings(
-            "missing_labels",
-            "error",
-            "rows have no label",
-            total=total,
-            advice="Label them, or leave them out with --table.bad_rows skip when training.",
-        )
+        if kind == "lists":
+            found += self._null_labels.findings(
+                "missing_labels",
+                "error",
+                "rows have no list of labels",
+                total=total,
+                advice="Write [] for a text without labels, or leave such rows out with "
+                "--table.bad_rows skip when training.",
+            )
+            found += self._bare.findings(
+                "texts_without_labels",
+                "note" if has_labels else "error",
+                "rows have an empty cell or list where others have labels"
+                if has_labels
+                else "rows have an empty list, and none has a label",
+                total=total,
+                advice="They are learned as texts that no label is for; see that this is meant."
+                if has_labels
+                else "Is this the label column? Name it with --label_column.",
+            )
+        else:
+            found += self._unlabelled.findings(
+                "missing_labels",
+                "error",
+                "rows have no label",
+                total=total,
+                advice="Label them, or leave them out with --table.bad_rows skip when training.",
+            )
         found += self._odd_labels.findings(
             "labels_of_another_type",
             "error",
@@ -285,8 +349,13 @@ def label_findings(part: Part) -> list[Finding]:
     found = label_names.free_text(counts, place, total=part.count)
     if found:
         return found
+    has_bare_rows = part.label_kind == "lists" and counts.total() < part.count
     return [
-        *label_names.balance(counts, place, total=part.count),
+        *(
+            []
+            if len(counts) == 1 and has_bare_rows  # there, or not there
+            else label_names.balance(counts, place, total=part.count)
+        ),
         *label_names.typos(counts, place),
         *label_names.missing_words(counts, place, total=part.count),
         *label_names.mixed_numbers(counts, place, total=part.count),
@@ -341,13 +410,13 @@ def describe_labels(part: Part) -> str | None:
 
 
 def _opened(
-    counts: Counter[str], first_lines: dict[str, int]
+    counts: Counter[str], first_lines: dict[str, int], separator: str | None
 ) -> tuple[Counter[str], dict[str, int]]:
     """Rows of each single label, of rows with several."""
     single: Counter[str] = Counter()
     first: dict[str, int] = {}
     for name, count in counts.items():
-        for part in parts_of(name):
+        for part in parts_of(name, separator):
             single[part] += count
             first[part] = min(first.get(part, first_lines[name]), first_lines[name])
     return single, first
