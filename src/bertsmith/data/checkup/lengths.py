@@ -32,6 +32,9 @@ class Lengths:
     unit: str
     """tokens (special ones included) or words."""
 
+    row: str
+    """What has a length."""
+
     count: int
     percentiles: tuple[int, ...]
     """At `PERCENTILES`."""
@@ -70,7 +73,7 @@ class Lengths:
             f"{s:.1%} over {c}" for c, s in zip(self.cuts, self.cut_shares, strict=True)
         )
         line = (
-            f"{self.unit} in a row: half up to {half:,}, 90 % up to {ninety:,}, "
+            f"{self.unit} in a {self.row}: half up to {half:,}, 90 % up to {ninety:,}, "
             f"longest {longest:,}; {cuts}"
         )
         share = self.unknown_share
@@ -134,9 +137,14 @@ class LengthCheck:
     """Takes rows one by one; keeps a number and a line of each."""
 
     def __init__(
-        self, ruler: Ruler, source: Source, *, cuts: tuple[int, ...] = CUTS_TOKENS
+        self,
+        ruler: Ruler,
+        source: Source,
+        *,
+        cuts: tuple[int, ...] = CUTS_TOKENS,
+        row: str = "row",
     ) -> None:
-        self._ruler, self._source, self._cuts = ruler, source, cuts
+        self._ruler, self._source, self._cuts, self._row = ruler, source, cuts, row
         self._lengths, self._lines = array("q"), array("q")
         self._unknown = 0
         self._waiting: list[tuple[str, ...]] = []
@@ -165,6 +173,7 @@ class LengthCheck:
         percentiles = np.percentile(lengths_N, PERCENTILES, method="lower")
         return Lengths(
             unit=self._ruler.unit,
+            row=self._row,
             count=len(lengths_N),
             percentiles=tuple(int(v) for v in percentiles),
             cuts=self._cuts,

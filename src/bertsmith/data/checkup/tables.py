@@ -1,36 +1,31 @@
 """A labelled table looked over, row by row, past everything that stops the strict reader."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from bertsmith.data.checkup import label_names
-from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
+from bertsmith.data.checkup.characters import HALF_CHARACTER
 from bertsmith.data.checkup.columns import ColumnCheck, TextColumnCheck
 from bertsmith.data.checkup.findings import Finding, Source, Tally, shortened
 from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.label_names import LabelKind, label_kind, parts_of
-from bertsmith.data.checkup.lengths import LengthCheck, Ruler
+from bertsmith.data.checkup.lengths import Ruler
 from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
-from bertsmith.data.checkup.reasons import Reasons
 from bertsmith.data.checkup.repeats import (
     DigestWriter,
     conflicting_labels,
     repeated_rows,
     without_label,
 )
+from bertsmith.data.checkup.row_texts import RowTexts
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
 from bertsmith.data.tables import is_missing, json_list, label_name
 from bertsmith.errors import UserError
 
 LONGEST_LABEL_CHARACTERS = 200
-
-HUGE_CHARACTERS = 1_000_000
-"""A longer cell is no text of a person's: a quote that was never closed, or a file in a cell."""
 
 
 class TableCheck:
@@ -60,35 +55,27 @@ class TableCheck:
         used = {columns.text, columns.pair, columns.label} - {None}
         self._others = ColumnCheck(columns.names, used={i for i in used if i is not None})
         self._text_column = TextColumnCheck()
-        self._characters = CharacterCheck()
+        cells = [columns.text] + ([] if columns.pair is None else [columns.pair])
+        self._texts = RowTexts(columns, cells=cells, source=self.source, ruler=ruler)
         self._digests = DigestWriter(self.source)
-        self._lengths = LengthCheck(ruler, self.source)
         self._labels: Counter[str] = Counter()
         self._first_lines: dict[str, int] = {}
         self._has_lists = False
-        self._rows = self._usable = 0
+        self._usable = 0
         (
-            self._empty,
-            self._half_pairs,
-            self._not_texts,
-            self._missing_texts,
             self._unlabelled,
             self._null_labels,
             self._bare,
             self._odd_labels,
             self._float_labels,
-            self._huge,
-            self._headers,
             self._vectors,
-        ) = (Tally() for _ in range(12))
-        self._broken = Reasons()
+        ) = (Tally() for _ in range(6))
 
     def look(self, records: Records) -> None:
         """Read every row; a file that ends in damage is told in the findings."""
         self._damage: str | None = None
         try:
             for record in records.rows:
-                self._rows += 1
                 self._row(record)
         except UserError as error:
             self._damage = str(error)
@@ -98,50 +85,21 @@ class TableCheck:
     def _row(self, record: Record) -> None:
         line = record.row if record.line is None else record.line
         place = partial(self.source.at, line)
-        if record.fault is not None:
-            self._broken.add(place(), record.fault)
-            return
         columns, values = self._columns, record.values
-        if _is_header(values, columns):
-            self._headers.add(place())
-        texts = self._texts(values, place())
+        texts = self._texts.take(record, place)
+        if record.fault is not None:
+            return
         label = None if columns.label is None else self._label(values[columns.label], place())
         self._others.add(values, label or None)
         if texts is None or (columns.label is not None and label is None):
             return
         self._usable += 1
-        for text in texts:
-            self._characters.look(text, place)
-            if len(text) >= HUGE_CHARACTERS:
-                self._huge.add(place(), f"{len(text):,} characters")
-        if texts[0].strip().lower() in label_names.SURELY_MISSING:
-            self._missing_texts.add(place())
+        self._texts.look(line, texts, place)
         self._text_column.add(line, texts[0], label)
         self._digests.add(line, texts, label)
-        self._lengths.add(line, tuple(_sound(text) for text in texts))
         if label is not None:
             self._labels[label] += 1
             self._first_lines.setdefault(label, line)
-
-    def _texts(self, values: Sequence[object], place: str) -> tuple[str, ...] | None:
-        columns = self._columns
-        cells = [values[columns.text]] + ([] if columns.pair is None else [values[columns.pair]])
-        texts: list[str] = []
-        num_empty = 0
-        for cell in cells:
-            if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-                num_empty += 1
-            elif not isinstance(cell, str):
-                self._not_texts.add(place, type(cell).__name__)
-                return None
-            elif not cell.strip():
-                num_empty += 1
-            else:
-                texts.append(cell)
-        if num_empty:
-            (self._empty if num_empty == len(cells) else self._half_pairs).add(place)
-            return None
-        return tuple(texts)
 
     def _label(self, value: object, place: str) -> str | None:
         """The label's name; that of a list is its names with commas, and "" where nothing stands.
@@ -194,12 +152,10 @@ class TableCheck:
             self.source, columns.text_name, num_labels=len(counts)
         )
         findings += self._others.findings(self.source, has_label=columns.label is not None)
-        findings += self._characters.findings(self._usable)
+        findings += self._texts.text_findings(self._usable)
         findings += repeated_rows(digests)
         if kind is not None:
             findings += conflicting_labels(digests, is_score=kind == "scores")
-        lengths = self._lengths.finish()
-        findings += self._lengths.findings()
         roles = {"text": columns.text_name}
         if columns.pair_name is not None:
             roles["pair"] = columns.pair_name
@@ -214,7 +170,7 @@ class TableCheck:
             first_lines=first_lines,
             label_kind=kind,
             label_separator=self._separator if kind == "lists" else None,
-            lengths=lengths,
+            lengths=self._texts.lengths(),
             columns=roles,
             findings=findings,
         )
@@ -232,7 +188,7 @@ class TableCheck:
 
     def _row_findings(self, kind: LabelKind | None, *, has_labels: bool) -> list[Finding]:
         """Of rows that stop a training, or should."""
-        total = self._rows
+        total = self._texts.rows
         found: list[Finding] = []
         if self._damage is not None:
             found.append(unreadable(self.path, self._damage))
@@ -240,32 +196,7 @@ class TableCheck:
             found.append(nothing_to_use(self.path, "row"))
         elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
             found.append(_no_label(self.path, self._columns))
-        found += self._broken.unreadable_rows(
-            "rows cannot be read",
-            total=total,
-            advice="Correct them, or leave them out with --table.bad_rows skip when training.",
-        )
-        found += self._empty.findings(
-            "empty_texts",
-            "error",
-            "rows have no text",
-            total=total,
-            advice="Delete them, or leave them out with --table.bad_rows skip when training.",
-        )
-        found += self._half_pairs.findings(
-            "half_empty_pairs",
-            "error",
-            "rows have one text of the two",
-            total=total,
-            advice="Complete them, or leave them out with --table.bad_rows skip when training.",
-        )
-        found += self._not_texts.findings(
-            "texts_of_another_type",
-            "error",
-            f"rows have a value that is no text ({self._not_texts.example})",
-            total=total,
-            advice="Write texts in quotes, or name the right column with --text_column.",
-        )
+        found += self._texts.row_findings()
         if kind == "lists":
             found += self._null_labels.findings(
                 "missing_labels",
@@ -308,27 +239,6 @@ class TableCheck:
             f"first: {self._vectors.example})",
             total=total,
             advice="Write names, or make a column for each label (--table.label_columns).",
-        )
-        found += self._headers.findings(
-            "repeated_header",
-            "error",
-            "rows repeat the header line (files joined end to end?)",
-            total=total,
-            advice="Delete them: they would make a class of the label column's name.",
-        )
-        found += self._huge.findings(
-            "huge_cells",
-            "warning",
-            f"cells are of a million characters or more (the first: {self._huge.example})",
-            total=total,
-            advice="Look for a quote that is never closed, or split the documents.",
-        )
-        found += self._missing_texts.findings(
-            "missing_value_texts",
-            "note",
-            "rows have a text such as 'nan' or 'null', which programs write for a missing value",
-            total=total,
-            advice="They are learned as the words they are; delete them if no one wrote that.",
         )
         if kind == "classes":
             found += self._float_labels.findings(
@@ -433,14 +343,3 @@ def _no_label(path: Path, columns: Columns) -> Finding:
         places=(f"{path}:1",),
         advice="Name it with --label_column.",
     )
-
-
-def _is_header(values: Sequence[object], columns: Columns) -> bool:
-    return values[columns.text] == columns.text_name and (
-        columns.label is None or values[columns.label] == columns.names[columns.label]
-    )
-
-
-def _sound(text: str) -> str:
-    """The text as a tokenizer takes it."""
-    return text if text.isascii() else HALF_CHARACTER.sub("\ufffd", text)
