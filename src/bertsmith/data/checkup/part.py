@@ -17,7 +17,7 @@ class Part:
 
     name: str
     unit: str
-    """What is counted: rows, sentences, documents."""
+    """What is counted: rows, pairs, sentences, documents."""
 
     count: int
     """Of those that can be used."""
@@ -35,7 +35,7 @@ class Part:
 
     lengths: Lengths | None
     columns: dict[str, str]
-    """Role (text, pair, label) to name of the column."""
+    """Role (text, pair, label, score, negative) to name of the column."""
 
     findings: list[Finding]
     """Of this part alone."""

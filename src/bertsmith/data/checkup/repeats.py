@@ -97,7 +97,7 @@ def without_label(rows: RowDigests, name: str) -> RowDigests:
 
 
 def repeated_rows(rows: RowDigests, *, unit: str = "rows") -> list[Finding]:
-    """Rows whose texts and label stand in an earlier row."""
+    """Rows whose texts and label, if they have one, stand in an earlier row."""
     keys_N = rows.exact_N ^ (rows.labels_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     first_N = _first_with_same(keys_N)
     repeats = np.flatnonzero(first_N != np.arange(len(rows)))
@@ -106,7 +106,7 @@ def repeated_rows(rows: RowDigests, *, unit: str = "rows") -> list[Finding]:
     return _findings(
         "repeated_rows",
         severity,
-        f"{unit} repeat an earlier one, label and all",
+        f"{unit} repeat an earlier one" + (", label and all" if rows.names else ""),
         repeats,
         lambda row: f"{rows.at(row)} (as {rows.source.beside(int(rows.lines_N[first_N[row]]))})",
         total=len(rows),

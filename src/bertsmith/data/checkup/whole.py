@@ -17,7 +17,7 @@ class Checkup:
     """What `bertsmith doctor` found."""
 
     kind: str
-    """table, tagged, questions or text."""
+    """table, pairs, tagged, questions or text."""
 
     train: Part
     dev: Part | None
