@@ -354,6 +354,23 @@ def test_one_hot_columns_are_told_from_several_labels(doctor: Doctor) -> None:
     }
 
 
+def test_columns_of_labels_that_are_named_are_read_as_labels(doctor: Doctor) -> None:
+    """One 1 a row is no reason to speak then, and a row of 0 is a text without labels."""
+    rows = [(text, str(i % 2), str((i + 1) % 2)) for i, (text, _) in enumerate(CLEAN)]
+    told = doctor(csv_of(rows, "text,joy,fear"), "--table.label_columns", "[joy, fear]")
+    assert checks(told) == {}
+    assert (told["train"]["label_kind"], told["train"]["labels"]) == (
+        "lists",
+        {"joy": 12, "fear": 12},
+    )
+    rows += [("neither of them", "0", "0"), ("what is this", "1", "maybe")]
+    told = doctor(csv_of(rows, "text,joy,fear"), "--table.label_columns", "[joy, fear]")
+    assert checks(told) == {"texts_without_labels": "note", "labels_of_another_type": "error"}
+    assert lines(told, "texts_without_labels") == ["a.csv:26"]
+    assert lines(told, "labels_of_another_type") == ["a.csv:27"]
+    assert "'maybe' is neither 0 nor 1" in told["by_check"]["labels_of_another_type"]["what"]
+
+
 def test_pairs_with_one_side_empty(doctor: Doctor) -> None:
     rows = [(text, f"is it {i}", label) for i, (text, label) in enumerate(CLEAN)]
     header = "text,text_b,label"

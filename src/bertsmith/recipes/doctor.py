@@ -237,7 +237,8 @@ def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None
     if usual is not None and {"text", "label"} <= set(usual.columns):
         roles = usual.columns
         known = UsualColumns(text=roles["text"], pair=roles.get("pair"), label=roles["label"])
-    is_labelled = table.label_column is not None or any(
+    is_named = table.label_column is not None or table.label_columns is not None
+    is_labelled = is_named or any(
         name.lower() in LABELS or (known is not None and name == known.label)
         for name in records.columns
     )

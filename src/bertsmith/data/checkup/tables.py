@@ -1,6 +1,7 @@
 """A labelled table looked over, row by row, past everything that stops the strict reader."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from bertsmith.data.checkup.repeats import (
 from bertsmith.data.checkup.row_texts import RowTexts
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
-from bertsmith.data.tables import is_missing, json_list, label_name
+from bertsmith.data.tables import BadRowError, is_missing, json_list, label_name
 from bertsmith.errors import UserError
 
 LONGEST_LABEL_CHARACTERS = 200
+
+JOINT = "|"
+"""Between the names of a row's labels that stand in columns of their own."""
 
 
 class TableCheck:
@@ -49,10 +53,12 @@ class TableCheck:
             is_several: Whether a row has several labels; None: as the labels show.
             separator: Sign between them; None: as the labels show.
         """
-        self._is_several, self._separator = is_several, separator
+        self._has_labels = columns.label is not None or bool(columns.labels)
+        self._is_several = True if columns.labels else is_several
+        self._separator = JOINT if columns.labels else separator
         self.path, self.source = path, Source(paths=(path,))
         self._columns = columns
-        used = {columns.text, columns.pair, columns.label} - {None}
+        used = {columns.text, columns.pair, columns.label, *columns.labels} - {None}
         self._others = ColumnCheck(columns.names, used={i for i in used if i is not None})
         self._text_column = TextColumnCheck()
         cells = [columns.text] + ([] if columns.pair is None else [columns.pair])
@@ -89,9 +95,13 @@ class TableCheck:
         texts = self._texts.take(record, place)
         if record.fault is not None:
             return
-        label = None if columns.label is None else self._label(values[columns.label], place())
+        label = None
+        if columns.label is not None:
+            label = self._label(values[columns.label], place())
+        elif columns.labels:
+            label = self._label_of_columns(values, place())
         self._others.add(values, label or None)
-        if texts is None or (columns.label is not None and label is None):
+        if texts is None or (self._has_labels and label is None):
             return
         self._usable += 1
         self._texts.look(line, texts, place)
@@ -135,6 +145,21 @@ class TableCheck:
             self._float_labels.add(place, f"{str(value).strip()} is read as {name}")
         return name
 
+    def _label_of_columns(self, values: Sequence[object], place: str) -> str | None:
+        """The names of the columns that hold 1."""
+        from bertsmith.data.label_sets import read_label_columns  # noqa: PLC0415 - loads torch
+
+        at = self._columns.labels
+        names = [self._columns.names[i] for i in at]
+        try:
+            found = read_label_columns(tuple(values[i] for i in at), names)
+        except BadRowError as bad:
+            self._odd_labels.add(place, str(bad))
+            return None
+        if not found:
+            self._bare.add(place)
+        return JOINT.join(found)
+
     def part(self) -> Part:
         """What was found, all told."""
         columns = self._columns
@@ -151,7 +176,7 @@ class TableCheck:
         findings += self._text_column.findings(
             self.source, columns.text_name, num_labels=len(counts)
         )
-        findings += self._others.findings(self.source, has_label=columns.label is not None)
+        findings += self._others.findings(self.source, has_label=self._has_labels)
         findings += self._texts.text_findings(self._usable)
         findings += repeated_rows(digests)
         if kind is not None:
@@ -160,7 +185,9 @@ class TableCheck:
         if columns.pair_name is not None:
             roles["pair"] = columns.pair_name
         if columns.label is not None:
-            roles["label"] = columns.names[columns.label]
+            roles["label"] = columns.label_name
+        elif columns.labels:
+            roles["label"] = ", ".join(columns.names[i] for i in columns.labels)
         return Part(
             name=str(self.path),
             unit="rows",
@@ -177,7 +204,7 @@ class TableCheck:
 
     def _label_kind(self) -> LabelKind | None:
         """As training would take the labels; finds the separator on the way."""
-        if self._columns.label is None:
+        if not self._has_labels:
             return None
         several = self._is_several
         if several is None:
@@ -194,7 +221,7 @@ class TableCheck:
             found.append(unreadable(self.path, self._damage))
         if not self._usable:
             found.append(nothing_to_use(self.path, "row"))
-        elif self._columns.label is None and len(self._others.one_hot()[0]) < 2:
+        elif not self._has_labels and len(self._others.one_hot()[0]) < 2:
             found.append(_no_label(self.path, self._columns))
         found += self._texts.row_findings()
         if kind == "lists":
@@ -209,9 +236,9 @@ class TableCheck:
             found += self._bare.findings(
                 "texts_without_labels",
                 "note" if has_labels else "error",
-                "rows have an empty cell or list where others have labels"
+                "rows have no label where others have some"
                 if has_labels
-                else "rows have an empty list, and none has a label",
+                else "rows have no label, and no other row has one",
                 total=total,
                 advice="They are learned as texts that no label is for; see that this is meant."
                 if has_labels
@@ -228,9 +255,13 @@ class TableCheck:
         found += self._odd_labels.findings(
             "labels_of_another_type",
             "error",
-            f"rows have a label that is neither word nor number ({self._odd_labels.example})",
+            f"rows have something else than 0 or 1 for a label ({self._odd_labels.example})"
+            if self._columns.labels
+            else f"rows have a label that is neither word nor number ({self._odd_labels.example})",
             total=total,
-            advice="Write a word, a number or a list of words.",
+            advice="Write 1 where a text has the label, else 0."
+            if self._columns.labels
+            else "Write a word, a number or a list of words.",
         )
         found += self._vectors.findings(
             "repeated_in_list",
