@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.cli import run
+from bertsmith.data.checkup.tagged import plain_words
+from bertsmith.data.config import TableConfig
+from bertsmith.data.tagging.sentences import read_tagged
 from bertsmith.recipes.config import FinetuneConfig
 from bertsmith.recipes.texts.tables import read_task_tables
 
@@ -60,8 +64,8 @@ def checks(told: dict[str, Any]) -> dict[str, str]:
 
 
 def lines(told: dict[str, Any], check: str) -> list[str]:
-    """Places of a finding, without the file."""
-    return [place.rsplit("/", 1)[1] for place in told["by_check"][check]["places"]]
+    """Places of a finding, without the folder of the files."""
+    return [re.sub(r"[^ (]*/", "", place) for place in told["by_check"][check]["places"]]
 
 
 def test_a_clean_table_is_fit_and_nothing_is_found(doctor: Doctor) -> None:
@@ -147,6 +151,33 @@ def test_undecodable_bytes_are_placed_and_their_encoding_guessed(doctor: Doctor)
     assert "GBK" in told["by_check"]["undecodable_bytes"]["what"]
 
 
+@pytest.mark.parametrize(
+    ("name", "clean", "bad", "other"),
+    [
+        ("a.csv", csv_of(CLEAN).decode(), "caf\xe9,good\n", "one,two,three\n"),
+        ("a.jsonl", '{"text": "a film", "label": "b"}\n', '{"text": "\xe9"}\n', '{"text": "cut\n'),
+        ("a.conll", "Ann\tB-PER\n\nshe\tO\n\n", "\xe9\tO\n\n", "Bob\n\n"),
+        (
+            "b.jsonl",
+            '{"text": "Ann", "entities": []}\n',
+            '{"text": "\xe9", "entities": []}\n',
+            '{"text": "A", "entities": 3}\n',
+        ),
+    ],
+)
+def test_a_byte_that_is_not_utf8_is_one_error(
+    doctor: Doctor, name: str, clean: str, bad: str, other: str
+) -> None:
+    """Told twice only where other rows cannot be read either."""
+    told = doctor((clean + bad).encode("latin-1"), name=name)
+    errors = {c for c, s in checks(told).items() if s == "error"}
+    assert errors - {"one_class"} == {"undecodable_bytes"}
+    told = doctor((clean + bad + other).encode("latin-1"), name=name)
+    assert checks(told)["undecodable_bytes"] == "error"
+    assert told["by_check"]["unreadable_rows"]["count"] == 2
+    assert "is not UTF-8" in told["by_check"]["unreadable_rows"]["what"]
+
+
 def test_a_mark_is_noted_and_utf16_is_an_error(doctor: Doctor) -> None:
     assert checks(doctor(b"\xef\xbb\xbf" + csv_of(CLEAN))) == {"byte_order_mark": "note"}
     assert checks(doctor(csv_of(CLEAN).decode().encode("utf-16"))) == {"utf16": "error"}
@@ -183,12 +214,16 @@ def test_leaks_are_found_exactly_and_after_normalising(doctor: Doctor) -> None:
     fresh = [("something new", "good"), ("something bad", "bad")] * 10
     dev = [CLEAN[0], ("THE FILM number 1 was a joy to see!", "good"), *fresh]
     told = doctor(csv_of(CLEAN), dev=csv_of(dev))
-    assert lines(told, "leaked_rows") == ["dev-a.csv:2"]
-    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3"]
+    assert lines(told, "leaked_rows") == ["dev-a.csv:2 (as a.csv:2)"]
+    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3 (as a.csv:3)"]
     assert checks(told)["leaked_rows"] == "warning"
     told = doctor(csv_of(CLEAN), dev=csv_of(CLEAN))
     assert checks(told)["leaked_rows"] == "error"
     assert told["by_check"]["leaked_rows"]["share"] == 1.0
+    twice = [*CLEAN[:2], ("A new text", "good"), ("a new text", "good"), ("a new text", "good")]
+    told = doctor(csv_of(twice), dev=csv_of([("a new text", "good"), ("a NEW text", "good")]))
+    assert lines(told, "leaked_rows") == ["dev-a.csv:2 (as a.csv:5)"]  # the first to the letter
+    assert lines(told, "leaked_rows_normalised") == ["dev-a.csv:3 (as a.csv:4)"]
 
 
 def test_labels_that_training_never_sees_and_a_dev_set_of_one_class(doctor: Doctor) -> None:
@@ -218,11 +253,55 @@ def test_scores_and_lists_of_labels_are_not_taken_for_classes(doctor: Doctor) ->
     told = doctor("".join(json.dumps(row) + "\n" for row in rows), name="a.jsonl")
     assert told["train"]["label_kind"] == "lists"
     assert told["train"]["labels"] == {"a": 26, "b": 13}
-    assert checks(told) == {}
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert told["by_check"]["texts_without_labels"]["count"] == 14  # 0, 3, ..., 39
     several = [(f"text number {i}", ["joy", "anger", '"joy,anger"'][i % 3]) for i in range(60)]
     told = doctor(csv_of(several))
     assert told["train"]["labels"] == {"joy": 40, "anger": 40}
     assert checks(told) == {}
+
+
+SEVERAL = [(f"text number {i}", ["joy", "anger", '"joy,anger"'][i % 3]) for i in range(60)]
+
+
+def test_an_empty_cell_is_no_error_where_a_text_has_several_labels(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    """As finetune reads it, which takes the same rows."""
+    content = csv_of([*SEVERAL, ("nothing here", ""), ("nor here", " ")])
+    told = doctor(content)
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert lines(told, "texts_without_labels") == ["a.csv:62", "a.csv:63"]
+    assert (told["train"]["count"], told["train"]["labels"]) == (62, {"joy": 40, "anger": 40})
+    config = FinetuneConfig(model="m", data=str(tmp_path / "a.csv"), output="o")
+    tables = read_task_tables(config)
+    assert (tables.kind.name, len(tables.train) + len(tables.dev)) == ("multilabel", 62)
+
+    single = doctor(csv_of([*CLEAN, (CLEAN[0][0], "")]))  # no other label, and no repeat
+    assert checks(single) == {"missing_labels": "error"}
+    assert (single["train"]["count"], single["train"]["labels"]) == (24, {"good": 12, "bad": 12})
+
+
+def test_what_is_judged_by_is_read_as_what_is_learned(doctor: Doctor) -> None:
+    """This dev set alone shows no sign between labels."""
+    told = doctor(csv_of(SEVERAL), dev=csv_of([("new", '"anger,joy"'), ("none", "")]))
+    assert checks(told) == {"texts_without_labels": "note"}
+    assert told["eval"]["labels"] == {"anger": 1, "joy": 1}
+    slashed = csv_of([("one", "a/b"), ("two", "b"), ("three", "a"), ("none", "")])
+    told = doctor(slashed, "--table.label_separator", "/", dev=csv_of([("four", "b/a")]))
+    assert told["train"]["labels"] == told["eval"]["labels"] | {"a": 2, "b": 2}
+    assert not any(severity == "error" for severity in checks(told).values())
+
+
+def test_lists_that_are_missing_or_all_empty_are_errors(doctor: Doctor) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"text {i}", "labels": ["a"]} for i in range(12)]
+    rows += [{"text": "no list", "labels": None}, {"text": "none of them", "labels": []}]
+    told = doctor("".join(json.dumps(row) + "\n" for row in rows), name="a.jsonl")
+    assert checks(told) == {"missing_labels": "error", "texts_without_labels": "note"}
+    assert lines(told, "missing_labels") == ["a.jsonl:13"]
+    assert "[]" in told["by_check"]["missing_labels"]["advice"]
+    told = doctor('{"text": "a", "labels": []}\n' * 2, name="a.jsonl")
+    assert checks(told)["texts_without_labels"] == "error"
 
 
 def test_classes_written_as_floats_and_free_text_for_labels(doctor: Doctor) -> None:
@@ -266,10 +345,30 @@ def test_one_hot_columns_are_told_from_several_labels(doctor: Doctor) -> None:
     told = doctor(csv_of(one, "text,joy,fear,anger"))
     assert checks(told) == {"one_hot_columns": "error"}
     many = [(text, str(i % 2), str(i % 3 % 2)) for i, (text, _) in enumerate(CLEAN)]
-    assert checks(doctor(csv_of(many, "text,joy,fear"))) == {"one_hot_columns": "note"}
+    told = doctor(csv_of(many, "text,joy,great fear"))
+    assert checks(told) == {"one_hot_columns": "note"}
+    advice = told["by_check"]["one_hot_columns"]["advice"]
+    assert "--table.label_columns joy 'great fear'." in advice
     assert checks(doctor(csv_of([(text,) for text, _ in CLEAN], "text"))) == {
         "no_label_column": "error"
     }
+
+
+def test_columns_of_labels_that_are_named_are_read_as_labels(doctor: Doctor) -> None:
+    """One 1 a row is no reason to speak then, and a row of 0 is a text without labels."""
+    rows = [(text, str(i % 2), str((i + 1) % 2)) for i, (text, _) in enumerate(CLEAN)]
+    told = doctor(csv_of(rows, "text,joy,fear"), "--table.label_columns", "[joy, fear]")
+    assert checks(told) == {}
+    assert (told["train"]["label_kind"], told["train"]["labels"]) == (
+        "lists",
+        {"joy": 12, "fear": 12},
+    )
+    rows += [("neither of them", "0", "0"), ("what is this", "1", "maybe")]
+    told = doctor(csv_of(rows, "text,joy,fear"), "--table.label_columns", "[joy, fear]")
+    assert checks(told) == {"texts_without_labels": "note", "labels_of_another_type": "error"}
+    assert lines(told, "texts_without_labels") == ["a.csv:26"]
+    assert lines(told, "labels_of_another_type") == ["a.csv:27"]
+    assert "'maybe' is neither 0 nor 1" in told["by_check"]["labels_of_another_type"]["what"]
 
 
 def test_pairs_with_one_side_empty(doctor: Doctor) -> None:
@@ -357,7 +456,8 @@ def test_rows_of_tokens_and_tags_of_different_length(doctor: Doctor) -> None:
     assert told["kind"] == "tagged"
     assert checks(told) == {"tokens_without_tags": "error", "empty_texts": "warning"}
     assert lines(told, "tokens_without_tags") == ["a.jsonl:21"]
-    assert "2 tokens and 1 tags" in told["by_check"]["tokens_without_tags"]["what"]
+    assert "2 tokens and 1 tag" in told["by_check"]["tokens_without_tags"]["what"]
+    assert "sentences has not as many" in told["by_check"]["tokens_without_tags"]["what"]
 
 
 def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
@@ -384,7 +484,36 @@ def test_texts_and_their_spans_are_tagged_sentences(doctor: Doctor) -> None:
     told = doctor(clean + "".join(json.dumps(row) + "\n" for row in bad), name="a.jsonl")
     assert checks(told) == {"unreadable_rows": "error"}
     assert lines(told, "unreadable_rows") == ["a.jsonl:21", "a.jsonl:22"]
-    assert "lies outside the text of 3 characters" in told["by_check"]["unreadable_rows"]["what"]
+    finding = told["by_check"]["unreadable_rows"]
+    folder = finding["places"][0].removesuffix("a.jsonl:21")
+    assert finding["what"] == (
+        "sentences cannot be read (the span 0 to 4 lies outside the text of 3 characters, "
+        f"{folder}a.jsonl:21; a span needs start and end (whole numbers) and label (a word), "
+        f"{folder}a.jsonl:22)"
+    )
+    assert "characters from 0" in finding["advice"]
+    assert "blank line" not in finding["advice"]
+
+
+def test_spans_that_end_inside_a_word_are_told_as_training_tells_them(
+    doctor: Doctor, tiny_tokenizer_folder: Path
+) -> None:
+    def row(text: str, *spans: tuple[int, int]) -> str:
+        entities = [{"start": a, "end": b, "label": "PER"} for a, b in spans]
+        return json.dumps({"text": text, "entities": entities}) + "\n"
+
+    content = row("Ann saw Bob-Ray.", (0, 3), (8, 11)) * 2  # whole words, the sign is one
+    content += row("Annika saw Bobs.", (0, 3), (12, 14)) + row("Ann", (1, 9))
+    for options in ((), ("--tokenizer", str(tiny_tokenizer_folder))):
+        told = doctor(content, *options, name="a.jsonl")
+        finding = told["by_check"]["spans_inside_words"]
+        assert (finding["severity"], finding["count"], finding["total"]) == ("warning", 2, 6)
+        assert lines(told, "spans_inside_words") == [
+            "a.jsonl:3 ('Ann' cuts 'Annika')",
+            "a.jsonl:3 ('ob' cuts 'Bobs')",
+        ]
+    path = Path(told["train"]["data"])
+    assert read_tagged(path, TableConfig(bad_rows="skip"), split=plain_words).num_widened == 2
 
 
 @pytest.mark.parametrize(
@@ -457,7 +586,7 @@ def test_plain_lines_where_nobody_watches(
     path.write_bytes(csv_of([*CLEAN, ("", "good"), CLEAN[0]]))
     assert run(["doctor", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "error: empty_texts: 1 of 26 (3.85%) rows have no text; first at" in out
+    assert "error: empty_texts: 1 of 26 (3.85%) rows has no text; first at" in out
     assert f"{path}:26" in out
     assert out.index("error: ") < out.index("note: repeated_rows")
     assert out.endswith("1 error, 1 note: training on it as it is would be wrong\n")
@@ -503,5 +632,5 @@ def test_finetune_says_its_short_form_before_training(tmp_path: Path) -> None:
     )
     warnings = [line for line in read_task_tables(config).describe() if "warning" in line]
     assert len(warnings) == 2
-    assert "stand among those to learn from but for case" in warnings[0]
-    assert "'godo' (1 rows) of 'good' (12)" in warnings[1]
+    assert "stands among those to learn from but for case" in warnings[0]
+    assert "'godo' (1 row) of 'good' (12)" in warnings[1]

@@ -12,13 +12,22 @@ from bertsmith.data.checkup.documents import DocumentCheck
 from bertsmith.data.checkup.encoding import check_bytes
 from bertsmith.data.checkup.findings import Finding, Source
 from bertsmith.data.checkup.lengths import Ruler, TokenRuler, WordRuler
+from bertsmith.data.checkup.pairs import (
+    PairCheck,
+    has_pairs,
+    pair_columns,
+    score_findings,
+    taken_for_pairs,
+)
 from bertsmith.data.checkup.part import Part, nothing_of
 from bertsmith.data.checkup.sentences import SentenceCheck, tag_findings
+from bertsmith.data.checkup.span_ends import span_ends
 from bertsmith.data.checkup.tables import TableCheck, label_findings, unreadable
 from bertsmith.data.checkup.tagged import looks_tagged, read_conll, read_tagged_rows, tagged_columns
 from bertsmith.data.checkup.whole import Checkup, joined
 from bertsmith.data.columns import LABELS, UsualColumns, find_columns
 from bertsmith.data.compressed import ending_of, open_bytes
+from bertsmith.data.config import TableConfig
 from bertsmith.data.corpus import (
     JSON_ENDINGS,
     PARQUET_ENDINGS,
@@ -30,7 +39,7 @@ from bertsmith.data.corpus import (
     read_documents,
 )
 from bertsmith.data.questions.files import form_of
-from bertsmith.data.table_files import open_records
+from bertsmith.data.table_files import Records, open_records
 from bertsmith.data.tagging.sentences import has_spans, read_spans
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
@@ -42,7 +51,8 @@ EXIT_UNFIT = 1
 
 CONLL_ENDINGS = (".conll", ".bio", ".iob", ".bioes", ".bmes")
 SQUAD_ENDING = ".json"
-TABLE_ENDINGS = (".csv", ".tsv", *JSON_ENDINGS, *PARQUET_ENDINGS)
+DELIMITED_ENDINGS = (".csv", ".tsv")
+TABLE_ENDINGS = (*DELIMITED_ENDINGS, *JSON_ENDINGS, *PARQUET_ENDINGS)
 
 
 def main(config: DoctorConfig) -> int:
@@ -84,14 +94,28 @@ def doctor(config: DoctorConfig) -> Checkup:
             asked[-1].look()
             part = asked[-1].part()
         else:
-            part = _table(path, config, ruler, usual=parts[0] if parts else None)
+            look = _pairs if kind == "pairs" else _table
+            part = look(path, config, ruler, usual=parts[0] if parts else None)
         parts.append(part)
-    if kind != "questions":
-        judge = tag_findings if kind == "tagged" else label_findings
-        findings += judge(parts[0])
+    train, dev = parts[0], parts[1] if len(parts) > 1 else None
+    if kind == "pairs" and config.kind == "auto":
+        findings.append(taken_for_pairs(paths[0]))
     if len(asked) > 1:
         findings += leaked_contexts(*asked)
-    return joined(kind, parts[0], parts[1] if len(parts) > 1 else None, findings=findings)
+    return joined(kind, train, dev, findings=findings + _answer_findings(kind, train, dev))
+
+
+def _answer_findings(kind: str, train: Part, dev: Part | None) -> list[Finding]:
+    """What is odd about all that is to be learned, taken together."""
+    match kind:
+        case "tagged":
+            return tag_findings(train)
+        case "pairs":
+            return score_findings(train, dev)
+        case "questions":
+            return []
+        case _:
+            return label_findings(train)
 
 
 def _files(path: Path) -> list[Path]:
@@ -116,7 +140,7 @@ def _ruler(tokenizer: str | None) -> Ruler:
 
 
 def _kind(config: DoctorConfig) -> str:
-    """table, tagged, questions or text.
+    """table, pairs, tagged, questions or text.
 
     Raises:
         UserError: The path is none, or of a kind that is not read.
@@ -132,9 +156,9 @@ def _kind(config: DoctorConfig) -> str:
         return "questions"
     if is_many or ending in TEXT_ENDINGS:
         return "text"
-    if ending in (".csv", ".tsv") or config.table.label_column is not None:
+    if config.table.label_column is not None or config.table.label_columns is not None:
         return "table"
-    return _kind_by_columns(path)
+    return _kind_by_columns(path, config.table)
 
 
 def _has_questions(path: Path) -> bool:
@@ -144,7 +168,7 @@ def _has_questions(path: Path) -> bool:
         return False
 
 
-def _kind_by_columns(path: Path) -> str:
+def _kind_by_columns(path: Path, table: TableConfig) -> str:
     """What a file is that may be anything.
 
     Raises:
@@ -154,31 +178,67 @@ def _kind_by_columns(path: Path) -> str:
         known = ", ".join((*TABLE_ENDINGS, SQUAD_ENDING, *CONLL_ENDINGS, *TEXT_ENDINGS))
         raise UserError(f"{path}: the ending {ending!r} is not read; use {known}, or say --kind")
     open_bytes(path).close()  # no such file is a mistake in the call; a damaged one is not
-    try:
-        records = open_records(path)
-    except UserError:
+    records = _opened(path, table)
+    if isinstance(records, Part):
         return "table"
     records.close()
-    if tagged_columns(records.columns) is not None or has_spans(records.columns):
+    is_delimited = ending in DELIMITED_ENDINGS
+    names = records.columns
+    if not is_delimited and (tagged_columns(names) is not None or has_spans(names)):
         return "tagged"
-    return "table" if any(name.lower() in LABELS for name in records.columns) else "text"
+    if any(name.lower() in LABELS for name in names):
+        return "table"
+    if has_pairs(names, table):
+        return "pairs"
+    return "table" if is_delimited else "text"
+
+
+def _opened(path: Path, table: TableConfig) -> Records | Part:
+    """An open table; or, where it is a damaged one, a part that says so.
+
+    Raises:
+        UserError: It is no table.
+    """
+    names = None if table.columns is None else tuple(table.columns)
+    try:
+        return open_records(path, quoting=table.quoting, columns=names)
+    except UserError as error:
+        if ending_of(path) not in TABLE_ENDINGS:
+            raise
+        return nothing_of(path, [unreadable(path, str(error))])
+
+
+def _pairs(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None) -> Part:
+    """Pairs of texts to embed."""
+    records = _opened(path, config.table)
+    if isinstance(records, Part):
+        return records
+    known = None
+    if usual is not None and (roles := usual.columns):
+        label = roles.get("score", roles.get("negative", ""))
+        known = UsualColumns(text=roles["text"], pair=roles["pair"], label=label)
+    try:
+        columns = pair_columns(records.columns, path=path, config=config.table, usual=known)
+    except UserError:
+        records.close()
+        raise
+    check = PairCheck(path, columns, ruler=ruler, is_sure=config.kind == "pairs")
+    check.look(records)
+    return check.part()
 
 
 def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None) -> Part:
     """A labelled table; one without labels is looked over all the same, and told."""
     table = config.table
-    names = None if table.columns is None else tuple(table.columns)
-    try:
-        records = open_records(path, quoting=table.quoting, columns=names)
-    except UserError as error:
-        if ending_of(path) not in TABLE_ENDINGS:
-            raise
-        return nothing_of(path, [unreadable(path, str(error))])
+    records = _opened(path, table)
+    if isinstance(records, Part):
+        return records
     known = None
     if usual is not None and {"text", "label"} <= set(usual.columns):
         roles = usual.columns
         known = UsualColumns(text=roles["text"], pair=roles.get("pair"), label=roles["label"])
-    is_labelled = table.label_column is not None or any(
+    is_named = table.label_column is not None or table.label_columns is not None
+    is_labelled = is_named or any(
         name.lower() in LABELS or (known is not None and name == known.label)
         for name in records.columns
     )
@@ -189,27 +249,35 @@ def _table(path: Path, config: DoctorConfig, ruler: Ruler, *, usual: Part | None
     except UserError:
         records.close()
         raise
-    check = TableCheck(path, columns, ruler=ruler)
+    separator = table.label_separator
+    is_several = None if separator is None else True
+    if usual is not None and usual.label_kind is not None:  # judged as what is learned is read
+        separator, is_several = usual.label_separator, usual.label_kind == "lists"
+    check = TableCheck(path, columns, ruler=ruler, is_several=is_several, separator=separator)
     check.look(records)
     return check.part()
 
 
 def _tagged(path: Path, ruler: Ruler) -> Part:
-    check = SentenceCheck(path, ruler=ruler)
     if ending_of(path) not in (*JSON_ENDINGS, *PARQUET_ENDINGS):
+        check = SentenceCheck(path, form="conll", ruler=ruler)
         check.look(read_conll(path))
         return check.part()
     records = open_records(path)
     try:
         columns = tagged_columns(records.columns)
         if columns is None and has_spans(records.columns):
+            check = SentenceCheck(path, form="spans", ruler=ruler)
             check.look(read_spans(path))
-            return check.part()
+            part = check.part()
+            part.findings.extend(span_ends(path, ruler.words))
+            return part
         if columns is None:
             raise UserError(
                 f"{path}: holds neither lists of tokens and tags nor texts with entities; the "
                 f"columns are {', '.join(map(repr, records.columns))}"
             )
+        check = SentenceCheck(path, form="lists", ruler=ruler)
         check.look(read_tagged_rows(records, tokens=columns[0], tags=columns[1]))
     finally:
         records.close()

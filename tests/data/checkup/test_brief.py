@@ -32,7 +32,7 @@ def test_a_leak_that_stands_to_the_letter_is_left_to_the_training(
     assert table_warnings(train, exact) == []
     dressed = table_of(tmp_path / "dev.csv", '"A film, with number 3!",bad\n')
     (line,) = table_warnings(train, dressed)
-    assert line.startswith("warning: 1 of 1 rows to judge by stand among those to learn from but")
+    assert line.startswith("warning: 1 of 1 rows to judge by stands among those to learn from but")
     assert f"{tmp_path}/dev.csv:2" in line
 
 
@@ -52,6 +52,6 @@ def test_texts_to_pretrain_on() -> None:
     assert text_warnings(texts) == []
     assert text_warnings(texts * 3) == []  # told by prepare, which leaves them out
     (line,) = text_warnings([f"{text}\nhome | contact" for text in texts])
-    assert line.startswith("warning: 200 of 600 lines of documents are among the 1 that come in")
+    assert line.startswith("warning: 200 of 600 lines of documents are among the 1 that comes in")
     (line,) = text_warnings([*texts, "the cafÃ©"])
     assert "read as Latin-1 (Ã©)" in line

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.data.checkup import label_names
-from bertsmith.data.checkup.label_names import LabelKind, is_near, label_kind
+from bertsmith.data.checkup.label_names import (
+    LabelKind,
+    is_near,
+    label_kind,
+    parts_of,
+    separator_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,14 +21,32 @@ from bertsmith.data.checkup.label_names import LabelKind, is_near, label_kind
         (["0", "1", "2"], "classes"),
         (["0.5", "1", "2"], "scores"),
         (["-1e-3", "2"], "scores"),
-        (["joy", "anger", "joy,anger"], "lists"),
-        (["a|b", "b|c", "a|c"], "lists"),
         (["Washington, D.C.", "Paris", "Rome"], "classes"),
         (["1", "two"], "classes"),
     ],
 )
 def test_names_tell_the_kind(names: list[str], kind: LabelKind) -> None:
     assert label_kind(names) == kind
+
+
+@pytest.mark.parametrize(
+    ("counts", "separator"),
+    [
+        ({"joy": 3, "anger": 2, "joy,anger": 1}, ","),
+        ({"a, x|b": 1, "b": 2, "a, x": 1}, "|"),
+        ({"Washington, D.C.": 5, "Paris": 5, "Rome": 5}, None),
+        ({"joy": 3, "anger": 2}, None),
+    ],
+)
+def test_signs_between_labels_are_those_that_training_finds(
+    counts: dict[str, int], separator: str | None
+) -> None:
+    assert separator_in(counts) == separator
+
+
+def test_labels_of_a_row_are_parted_at_the_sign() -> None:
+    assert parts_of("a, x|b", "|") == ["a, x", "b"]
+    assert parts_of("a, x|b", None) == ["a", "x", "b"]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
 from bertsmith.data.checkup.findings import Finding, Source, Tally
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of, normalised
 from bertsmith.data.checkup.part import Part
+from bertsmith.data.checkup.reasons import Reasons
 from bertsmith.data.checkup.repeats import (
     LEAK_ERROR_SHARE,
     DigestWriter,
@@ -53,8 +55,9 @@ class QuestionCheck:
         self._digests = DigestWriter(source)
         self._lengths = LengthCheck(ruler, source, cuts=CUTS_TOKENS)
         self._characters = CharacterCheck()
+        self._unreadable = Reasons()
         self._faults: dict[Fault, Tally] = {
-            "unreadable": Tally(),
+            "unreadable": self._unreadable,
             "misplaced": Tally(),
             "repeated": Tally(),
         }
@@ -106,7 +109,7 @@ class QuestionCheck:
         findings += [_of_windows(finding) for finding in self._lengths.findings(unit="questions")]
         return Part(
             name=str(self.path),
-            unit=f"questions on {len(self.contexts):,} contexts, "
+            unit=f"questions on {number_of(len(self.contexts), 'context')}, "
             f"{self._impossible.count:,} without an answer",
             count=self._usable,
             digests=digests,
@@ -134,10 +137,8 @@ class QuestionCheck:
             total=total,
             advice="Correct answer_start, which counts characters from 0.",
         )
-        found += faults["unreadable"].findings(
-            "unreadable_rows",
-            "error",
-            f"questions cannot be used (the first: {faults['unreadable'].example})",
+        found += self._unreadable.unreadable_rows(
+            "questions cannot be used",
             total=total,
             advice="Correct them, or leave them out with --table.bad_rows skip.",
         )

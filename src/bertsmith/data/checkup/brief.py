@@ -73,7 +73,7 @@ def _label_place(rows: RowDigests, first: dict[str, int], name: str) -> str:
 
 
 def _lines(findings: list[Finding], *, has_places: bool = True) -> list[str]:
-    told = worst_first([f for f in findings if f.severity != "note"])
+    told = worst_first([f.after_its_count() for f in findings if f.severity != "note"])
     lines = []
     for finding in told[:MOST_LINES]:
         where = f"; the first: {finding.places[0]}" if finding.places and has_places else ""

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from array import array
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ from bertsmith.data.checkup.label_names import MISSING_WORDS
 MOST_COLUMNS = 200
 MOST_VALUES = 1000
 """Different values of a column that are remembered, to see whether they are the label's."""
+
+MOST_LISTED = 8
+"""Names of columns in a message."""
 
 ONE_HOT_ROWS = 1000
 FEWEST_ROWS = 10
@@ -64,7 +68,8 @@ class ColumnCheck:
                     source,
                     advice="Write one label column that names the class."
                     if is_one_hot
-                    else "They are several labels a row; say so when training.",
+                    else "They are several labels a row: train with "
+                    f"--table.label_columns {_as_option(bits)}.",
                 )
             )
         if self._rows < FEWEST_ROWS:
@@ -245,7 +250,14 @@ def _bit(value: object) -> int | None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(shortened(n) for n in names[:8]) + (", ..." if len(names) > 8 else "")
+    return ", ".join(shortened(n) for n in names[:MOST_LISTED]) + (
+        ", ..." if len(names) > MOST_LISTED else ""
+    )
+
+
+def _as_option(names: Sequence[str]) -> str:
+    """As they are typed behind an option; the first few of many."""
+    return shlex.join(names[:MOST_LISTED]) + (" ..." if len(names) > MOST_LISTED else "")
 
 
 def _finding(

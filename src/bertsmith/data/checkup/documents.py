@@ -127,7 +127,8 @@ class DocumentCheck:
             Finding(
                 check="lines_in_many_documents",
                 severity="warning",
-                what=f"lines of documents are among the {len(often):,} that come in at least "
+                what=f"lines of documents are among the {len(often):,} that "
+                f"{'comes' if len(often) == 1 else 'come'} in at least "
                 f"{max(OFTEN_DOCUMENTS, self._usable // 100):,} documents each",
                 count=int(often.sum()),
                 total=len(lines_L),

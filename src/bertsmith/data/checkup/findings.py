@@ -1,9 +1,10 @@
 """What a checkup finds: how bad, what, how often, where first, and what to do."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bertsmith.data.checkup.grammar import agreeing
 from bertsmith.data.compressed import ending_of
 
 Severity = Literal["error", "warning", "note"]
@@ -47,6 +48,10 @@ class Finding:
     def share(self) -> float:
         """Of all, from 0 to 1."""
         return self.count / self.total if self.total else 0.0
+
+    def after_its_count(self) -> "Finding":
+        """The same in words that agree with the count before them."""
+        return replace(self, what=agreeing(self.what, self.count))
 
     def as_json(self) -> dict[str, Any]:
         """Every field under its own name, and the share."""

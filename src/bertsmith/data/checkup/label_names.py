@@ -5,10 +5,11 @@ Pure functions of names and counts; where a label first stands comes with it.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from bertsmith.data.checkup.findings import PLACES_KEPT, Finding, Severity, shortened
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.normal import normalised
 
 LabelKind = Literal["classes", "scores", "lists"]
@@ -37,30 +38,29 @@ FREE_TEXT_ROWS = 20
 """Below so many rows, many labels are no sign of free text (as in `data.labels`)."""
 
 
-def label_kind(names: Sequence[str], *, has_lists: bool = False) -> LabelKind:
-    """What labels with these names are.
+def label_kind(names: Collection[str]) -> LabelKind:
+    """What labels with these names are, if they are not several a row.
 
-    Lists: JSON lists, or names such as "a,b" most of whose parts come in other names too. Scores:
-    all are numbers, and not all whole.
+    Scores: all are numbers, and not all whole.
     """
-    if has_lists:
-        return "lists"
     if names and all(NUMBER.fullmatch(name) for name in names):
         return "classes" if all(_is_whole(name) for name in names) else "scores"
-    combined = [name for name in names if len(parts_of(name)) > 1]
-    if not combined:
-        return "classes"
-    names_with: dict[str, int] = {}
-    for name in names:
-        for part in parts_of(name):
-            names_with[part] = names_with.get(part, 0) + 1
-    made_of_known = sum(all(names_with[p] > 1 for p in parts_of(name)) for name in combined)
-    return "lists" if made_of_known * 2 > len(combined) else "classes"
+    return "classes"
 
 
-def parts_of(name: str) -> list[str]:
-    """The labels in one that lists several, as "a,b", "a|b" or "a; b"."""
-    parts = (part.strip() for part in SEPARATOR.split(name))
+def separator_in(counts: Mapping[str, int]) -> str | None:
+    """The sign between the labels of a row, where training would find one."""
+    if not any(SEPARATOR.search(name) for name in counts):
+        return None
+    from bertsmith.data.label_sets import find_separator  # noqa: PLC0415 - loads torch
+
+    return find_separator(list(Counter(counts).elements()))
+
+
+def parts_of(name: str, separator: str | None) -> list[str]:
+    """The labels in one that lists several; None: with any of the usual signs between them."""
+    split = SEPARATOR.split(name) if separator is None else name.split(separator)
+    parts = (part.strip() for part in split)
     return list(dict.fromkeys(part for part in parts if part))
 
 
@@ -126,7 +126,7 @@ def typos(counts: Mapping[str, int], place: Place) -> list[Finding]:
             severity="warning",
             what="labels look like slips of another: "
             + ", ".join(
-                f"{shortened(rare)} ({counts[rare]:,} rows) of {shortened(frequent)} "
+                f"{shortened(rare)} ({number_of(counts[rare], 'row')}) of {shortened(frequent)} "
                 f"({counts[frequent]:,})"
                 for rare, frequent in list(slips.items())[:PLACES_KEPT]
             ),

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bertsmith.data.checkup.findings import PLACES_KEPT, Finding, Severity, Source
+from bertsmith.data.checkup.tagged import plain_words
 
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 """Characters that are each a word to BERT's pre-tokenizer."""
@@ -30,6 +31,9 @@ class Lengths:
 
     unit: str
     """tokens (special ones included) or words."""
+
+    row: str
+    """What has a length."""
 
     count: int
     percentiles: tuple[int, ...]
@@ -69,7 +73,7 @@ class Lengths:
             f"{s:.1%} over {c}" for c, s in zip(self.cuts, self.cut_shares, strict=True)
         )
         line = (
-            f"{self.unit} in a row: half up to {half:,}, 90 % up to {ninety:,}, "
+            f"{self.unit} in a {self.row}: half up to {half:,}, 90 % up to {ninety:,}, "
             f"longest {longest:,}; {cuts}"
         )
         share = self.unknown_share
@@ -85,6 +89,10 @@ class Ruler(Protocol):
         """(length, unknown tokens) of each."""
         ...
 
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Where the words of a text stand, from and to."""
+        ...
+
 
 class WordRuler:
     """Counts words between blanks; a Chinese character is one, as in BERT."""
@@ -94,6 +102,10 @@ class WordRuler:
     def measure(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
         """(words, 0) of each."""
         return [(sum(map(_words, row)), 0) for row in rows]
+
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Runs of letters and digits, and signs: finer than what is counted, as tags need it."""
+        return plain_words(text)
 
 
 class TokenRuler:
@@ -110,14 +122,29 @@ class TokenRuler:
         encodings = self._tokenizer.encode_batch_fast(inputs)
         return [(len(e), e.ids.count(self._unk_id)) for e in encodings]
 
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """As the tokenizer parts them, which is how words get their tags in training."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        bounds: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
+            if word is not None and end > start:
+                first, last = bounds.get(word, (start, end))
+                bounds[word] = (min(first, start), max(last, end))
+        return list(bounds.values())
+
 
 class LengthCheck:
     """Takes rows one by one; keeps a number and a line of each."""
 
     def __init__(
-        self, ruler: Ruler, source: Source, *, cuts: tuple[int, ...] = CUTS_TOKENS
+        self,
+        ruler: Ruler,
+        source: Source,
+        *,
+        cuts: tuple[int, ...] = CUTS_TOKENS,
+        row: str = "row",
     ) -> None:
-        self._ruler, self._source, self._cuts = ruler, source, cuts
+        self._ruler, self._source, self._cuts, self._row = ruler, source, cuts, row
         self._lengths, self._lines = array("q"), array("q")
         self._unknown = 0
         self._waiting: list[tuple[str, ...]] = []
@@ -146,6 +173,7 @@ class LengthCheck:
         percentiles = np.percentile(lengths_N, PERCENTILES, method="lower")
         return Lengths(
             unit=self._ruler.unit,
+            row=self._row,
             count=len(lengths_N),
             percentiles=tuple(int(v) for v in percentiles),
             cuts=self._cuts,

@@ -17,7 +17,7 @@ class Part:
 
     name: str
     unit: str
-    """What is counted: rows, sentences, documents."""
+    """What is counted: rows, pairs, sentences, documents."""
 
     count: int
     """Of those that can be used."""
@@ -30,9 +30,12 @@ class Part:
     """Where each label first stands."""
 
     label_kind: LabelKind | None
+    label_separator: str | None = None
+    """Sign between the labels of a row."""
+
     lengths: Lengths | None
     columns: dict[str, str]
-    """Role (text, pair, label) to name of the column."""
+    """Role (text, pair, label, score, negative) to name of the column."""
 
     findings: list[Finding]
     """Of this part alone."""

@@ -5,7 +5,8 @@ Shape legend: N rows.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +84,20 @@ class DigestWriter:
         )
 
 
+def without_label(rows: RowDigests, name: str) -> RowDigests:
+    """All rows but those with one label."""
+    is_kept_N = rows.labels_N != rows.names.index(name)
+    return replace(
+        rows,
+        lines_N=rows.lines_N[is_kept_N],
+        exact_N=rows.exact_N[is_kept_N],
+        normal_N=rows.normal_N[is_kept_N],
+        labels_N=rows.labels_N[is_kept_N],
+    )
+
+
 def repeated_rows(rows: RowDigests, *, unit: str = "rows") -> list[Finding]:
-    """Rows whose texts and label stand in an earlier row."""
+    """Rows whose texts and label, if they have one, stand in an earlier row."""
     keys_N = rows.exact_N ^ (rows.labels_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     first_N = _first_with_same(keys_N)
     repeats = np.flatnonzero(first_N != np.arange(len(rows)))
@@ -93,7 +106,7 @@ def repeated_rows(rows: RowDigests, *, unit: str = "rows") -> list[Finding]:
     return _findings(
         "repeated_rows",
         severity,
-        f"{unit} repeat an earlier one, label and all",
+        f"{unit} repeat an earlier one" + (", label and all" if rows.names else ""),
         repeats,
         lambda row: f"{rows.at(row)} (as {rows.source.beside(int(rows.lines_N[first_N[row]]))})",
         total=len(rows),
@@ -141,10 +154,11 @@ def leaked_rows(
     """
     is_exact_N = np.isin(dev.exact_N, train.exact_N)
     is_normal_N = np.isin(dev.normal_N, train.normal_N) & ~is_exact_N
+    normal_how = " but for case, white space or punctuation"
     findings = []
-    for check, is_leaked_N, how in (
-        ("leaked_rows", is_exact_N, ""),
-        ("leaked_rows_normalised", is_normal_N, " but for case, white space or punctuation"),
+    for check, is_leaked_N, how, train_N, dev_N in (
+        ("leaked_rows", is_exact_N, "", train.exact_N, dev.exact_N),
+        ("leaked_rows_normalised", is_normal_N, normal_how, train.normal_N, dev.normal_N),
     ):
         if skip_exact and check == "leaked_rows":
             continue
@@ -155,11 +169,26 @@ def leaked_rows(
             severity,
             f"{unit} to judge by stand among those to learn from{how}",
             leaked,
-            dev.at,
+            partial(_leak_place, train, dev, train_N, dev_N),
             total=len(dev),
             advice="Remove them from one side: the score counts what was learned by heart.",
         )
     return findings
+
+
+def _leak_place(
+    train: RowDigests,
+    dev: RowDigests,
+    train_N: NDArray[np.uint64],
+    dev_N: NDArray[np.uint64],
+    row: int,
+) -> str:
+    """A leaked row, and the first row to learn from with its key.
+
+    Looked for anew for each place that is shown: they are few, and no table of keys is kept.
+    """
+    first = int(np.argmax(train_N == dev_N[row]))
+    return f"{dev.at(row)} (as {train.at(first)})"
 
 
 def _label(rows: RowDigests, row: int) -> str:

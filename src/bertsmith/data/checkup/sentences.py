@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from bertsmith.data.checkup import label_names
 from bertsmith.data.checkup.characters import HALF_CHARACTER, CharacterCheck
@@ -11,6 +12,7 @@ from bertsmith.data.checkup.findings import Finding, Severity, Source, Tally
 from bertsmith.data.checkup.lengths import LengthCheck, Ruler
 from bertsmith.data.checkup.normal import digest_of
 from bertsmith.data.checkup.part import Part
+from bertsmith.data.checkup.reasons import Reasons
 from bertsmith.data.checkup.repeats import DigestWriter, conflicting_labels, repeated_rows
 from bertsmith.data.checkup.tables import nothing_to_use, unreadable
 from bertsmith.data.checkup.tag_schemes import (
@@ -26,6 +28,17 @@ from bertsmith.errors import UserError
 BROKEN_ERROR_SHARE = 0.01
 """Of spans; below it a reader's repair changes no score that anybody could tell."""
 
+Form = Literal["conll", "lists", "spans"]
+"""How sentences are written: a token a line, lists of tokens and tags, texts and their spans."""
+
+ADVICE: dict[Form, str] = {
+    "conll": "Correct them: a token and its tag a line, a blank line between sentences.",
+    "lists": "Correct them: a list of tokens and one as long of their tags in each row.",
+    "spans": "Correct them: each span has start, end (counted in characters from 0, the end is the "
+    "first behind it) and label, and no two share a word.",
+}
+"""What to do with those that cannot be read."""
+
 
 class SentenceCheck:
     """Everything that is found in one pass over tagged sentences.
@@ -33,12 +46,14 @@ class SentenceCheck:
     The scheme is known only at the end, so the rules of all are looked at on the way.
     """
 
-    def __init__(self, path: Path, *, ruler: Ruler) -> None:
+    def __init__(self, path: Path, *, form: Form, ruler: Ruler) -> None:
         self.path, self.source = path, Source(paths=(path,))
+        self._form = form
         source = self.source
         self._characters, self._schemes = CharacterCheck(), SchemeFinder()
         self._digests, self._lengths = DigestWriter(source), LengthCheck(ruler, source)
-        self._faults, self._uneven, self._empty, self._blank = (Tally() for _ in range(4))
+        self._faults = Reasons()
+        self._uneven, self._empty, self._blank = (Tally() for _ in range(3))
         self._broken: dict[Scheme, Tally] = {scheme: Tally() for scheme in SCHEMES_WITH_RULES}
         self._tags: Counter[str] = Counter()
         self._first_lines: dict[str, int] = {}
@@ -118,12 +133,10 @@ class SentenceCheck:
             total=total,
             advice="Give each token one tag: every tag behind the gap goes to a wrong token.",
         )
-        found += self._faults.findings(
-            "unreadable_rows",
-            "error",
-            f"sentences cannot be read (the first: {self._faults.example})",
+        found += self._faults.unreadable_rows(
+            "sentences cannot be read",
             total=total,
-            advice="Correct them: a token and its tag a line, a blank line between sentences.",
+            advice=ADVICE[self._form],
         )
         found += self._empty.findings(
             "empty_texts",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith.data.checkup.characters import HALF_CHARACTER
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.compressed import open_bytes
 from bertsmith.data.table_files import Records, TextLines
 from bertsmith.errors import UserError
@@ -140,7 +141,7 @@ def read_tagged_rows(records: Records, *, tokens: int, tags: int) -> Iterator[Ta
             odd = next(mark for mark in marks if not is_tag(mark))
             fault = f"the tag {json.dumps(odd)} is neither a word nor a whole number"
         elif len(words) != len(marks):
-            fault = f"{len(words)} tokens and {len(marks)} tags"
+            fault = f"{number_of(len(words), 'token')} and {number_of(len(marks), 'tag')}"
         yield TaggedSentence(
             line=line,
             tokens=tuple(map(str, words)),

@@ -17,7 +17,7 @@ class Checkup:
     """What `bertsmith doctor` found."""
 
     kind: str
-    """table, tagged, questions or text."""
+    """table, pairs, tagged, questions or text."""
 
     train: Part
     dev: Part | None
@@ -53,7 +53,8 @@ def joined(
     found = [*(findings or []), *train.findings]
     if dev is not None:
         found += dev.findings + between(train, dev)
-    return Checkup(kind=kind, train=train, dev=dev, findings=tuple(worst_first(found)))
+    agreed = [one if one.total <= 1 else one.after_its_count() for one in worst_first(found)]
+    return Checkup(kind=kind, train=train, dev=dev, findings=tuple(agreed))
 
 
 def between(train: Part, dev: Part) -> list[Finding]:

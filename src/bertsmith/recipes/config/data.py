@@ -12,14 +12,14 @@ class DoctorConfig:
     """Look data over before anything is trained on it: what is wrong, where, what to do."""
 
     data: str
-    """Labelled table, tagged sentences (.conll, or lists of tokens and tags), questions on texts
-    (SQuAD's .json, or a question a row), or a file or folder of texts."""
+    """Labelled table, pairs of texts to embed, tagged sentences (.conll, or lists of tokens and
+    tags), questions on texts (SQuAD's .json, or a question a row), or a file or folder of texts."""
 
     eval: str | None = None
     """File to judge by: what has leaked into `data`, and labels that `data` lacks, are told."""
 
-    kind: Literal["auto", "table", "tagged", "questions", "text"] = "auto"
-    """What the data is. auto: as endings and columns say."""
+    kind: Literal["auto", "table", "pairs", "tagged", "questions", "text"] = "auto"
+    """What the data is. auto: as endings and columns say; pairs: two texts a row and no label."""
 
     tokenizer: str | None = None
     """Hugging Face folder or hub name whose tokenizer measures lengths and finds unknown tokens;
