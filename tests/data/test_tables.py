@@ -196,6 +196,7 @@ def test_a_table_without_a_header_line_is_read_when_its_columns_are_named(write:
         ("a.csv", "text,label\n", "", "no rows"),
         ("a.csv", "id,label\n1,x\n", "", "no text column found"),
         ("a.csv", "text,id\na,1\n", "", "no label column found"),
+        ("a.csv", "text,text_b\na,b\n", "", "on pairs that have none with --task embedding"),
         ("a.csv", "review,content,label\na,b,x\n", "", "'review', 'content'"),
         ("a.csv", "text,text,label\na,b,x\n", ":1", "stands twice"),
         ("a.csv", "text;label\na;x\n", ":1", "not separated by commas"),

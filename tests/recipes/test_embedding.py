@@ -195,6 +195,21 @@ def test_bad_pairs_are_refused_with_their_place(
         finetune(settings(tiny_encoder_folder, tmp_path / "t.csv", tmp_path / "run", **more))
 
 
+@pytest.mark.parametrize(
+    ("beside", "said"), [("score", "of the score"), ("negative", "of the negatives")]
+)
+def test_a_table_to_judge_by_without_what_is_learned_is_refused(
+    tmp_path: Path, tiny_encoder_folder: Path, beside: str, said: str
+) -> None:
+    (tmp_path / "t.csv").write_text(f"text,text_b,{beside}\na,b,1\nc,d,2\n")
+    (tmp_path / "dev.csv").write_text("text,text_b\na,b\n")
+    eval_table = str(tmp_path / "dev.csv")
+    with pytest.raises(UserError, match=rf"dev\.csv: no column {said}"):
+        finetune(
+            settings(tiny_encoder_folder, tmp_path / "t.csv", tmp_path / "run", eval=eval_table)
+        )
+
+
 def test_a_step_of_one_pair_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the negatives of a pair are the others of its step"):
         settings(tmp_path, tmp_path / "t.csv", tmp_path / "run", examples_per_step=1)

@@ -150,7 +150,10 @@ def find_columns(
         elif config.label_column is not None:
             label = _named(names, config.label_column, path, "label_column")
         else:
-            label = _found(names, LABELS, path, "label", skip=(text, pair))
+            others = " (a column for each label: --table.label_columns)"
+            if pair is not None:
+                others += ", or train on pairs that have none with --task embedding"
+            label = _found(names, LABELS, path, "label", skip=(text, pair), others=others)
     used = [i for i in (text, pair, label, *labels) if i is not None]
     if len(set(used)) < len(used):
         raise UserError(f"{path}: the same column is named for two things; {_listed(names)}")
@@ -223,8 +226,12 @@ def _found(
     what: str,
     *,
     skip: tuple[int | None, ...],
+    others: str = "",
 ) -> int:
-    """The one column with a known name; the plain name itself ('text', 'label') always wins."""
+    """The one column with a known name; the plain name itself ('text', 'label') always wins.
+
+    `others` is what else may be said where there is none.
+    """
     found = [i for i, n in enumerate(names) if n.lower() in known and i not in skip]
     exact = [i for i in found if names[i].lower() == what]
     if len(exact) == 1:
@@ -242,7 +249,8 @@ def _found(
         else ""
     )
     raise UserError(
-        f"{path}: no {what} column found; say --table.{what}_column; {_listed(names)}{header}"
+        f"{path}: no {what} column found; say --table.{what}_column{others}; "
+        f"{_listed(names)}{header}"
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.data.columns import LABELS, UsualColumns
+from bertsmith.data.columns import LABELS, Columns, UsualColumns
 from bertsmith.data.config import TableConfig
 from bertsmith.data.tables import LabelledTable, TableReader, read_cells
 from bertsmith.errors import UserError
@@ -33,19 +33,9 @@ def read_pair_cells(
     if config.label_column is None:
         with TableReader(path, config, is_labelled=False, is_pair=True, usual=usual) as reader:
             columns = reader.columns
-        free = [
-            name for i, name in enumerate(columns.names) if i not in (columns.text, columns.pair)
-        ]
-        known = [name for name in free if usual is not None and name == usual.label]
-        for names in (SCORES, NEGATIVES):
-            known = known or [name for name in free if name.lower() in names]
-        if len(known) > 1:
-            raise UserError(
-                f"{path}: several columns could be the score: {', '.join(map(repr, known))}; say "
-                "which with --table.label_column"
-            )
-        if known:
-            config = replace(config, label_column=known[0])
+        beside = beside_texts(columns, path=path, usual=usual)
+        if beside is not None:
+            config = replace(config, label_column=beside)
     return read_cells(
         path,
         config,
@@ -53,6 +43,29 @@ def read_pair_cells(
         usual=usual,
         is_labelled=config.label_column is not None,
     )
+
+
+def beside_texts(columns: Columns, *, path: Path, usual: UsualColumns | None) -> str | None:
+    """The column of the score, or of the negatives, by its name; None: there is neither.
+
+    Args:
+        columns: Of the two texts.
+        path: Of the table, for messages.
+        usual: Those that the model was trained on, or of the table to learn from.
+
+    Raises:
+        UserError: Several could be the score.
+    """
+    free = [name for i, name in enumerate(columns.names) if i not in (columns.text, columns.pair)]
+    known = [name for name in free if usual is not None and name == usual.label]
+    for names in (SCORES, NEGATIVES):
+        known = known or [name for name in free if name.lower() in names]
+    if len(known) > 1:
+        raise UserError(
+            f"{path}: several columns could be the score: {', '.join(map(repr, known))}; say which "
+            "with --table.label_column"
+        )
+    return known[0] if known else None
 
 
 def is_negative_column(name: str) -> bool:

@@ -74,8 +74,18 @@ class Embedding(TaskKind[EmbeddingLabel]):
     def read(
         self, cells: LabelledTable[object], config: TableConfig
     ) -> LabelledTable[EmbeddingLabel]:
-        """A score, a hard negative or nothing a row."""
-        if self.score_range is not None:
+        """A score, a hard negative or nothing a row.
+
+        Raises:
+            UserError: The column is missing, or a row cannot be used.
+        """
+        is_scored = self.score_range is not None
+        if (is_scored or self.texts_per_row == 3) and cells.columns.label is None:
+            raise UserError(
+                f"{cells.path}: no column of the {'score' if is_scored else 'negatives'}, as the "
+                "table to learn from has; add it, or name it with --table.label_column"
+            )
+        if is_scored:
             column = cells.columns.label_name
             return cells.read_labels(lambda cell: self._score(cell, column), config)
         if self.texts_per_row == 3:

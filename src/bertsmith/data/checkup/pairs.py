@@ -27,7 +27,7 @@ from bertsmith.data.checkup.row_texts import ADVICE_SKIP, RowTexts
 from bertsmith.data.checkup.tables import nothing_to_use, unreadable
 from bertsmith.data.columns import PAIRS, Columns, UsualColumns, find_columns
 from bertsmith.data.config import TableConfig
-from bertsmith.data.pair_tables import NEGATIVES, SCORES, is_negative_column
+from bertsmith.data.pair_tables import beside_texts, is_negative_column
 from bertsmith.data.table_files import Record, Records
 from bertsmith.data.tables import is_missing, label_name
 from bertsmith.errors import UserError
@@ -65,16 +65,8 @@ def pair_columns(
     if config.label_column is not None:
         return find(config=config, is_labelled=True)
     columns = find(config=config, is_labelled=False)
-    free = [name for i, name in enumerate(names) if i not in (columns.text, columns.pair)]
-    known = [name for name in free if usual is not None and name == usual.label]
-    for usual_names in (SCORES, NEGATIVES):
-        known = known or [name for name in free if name.lower() in usual_names]
-    if len(known) > 1:
-        raise UserError(
-            f"{path}: several columns could be the score: {', '.join(map(repr, known))}; say which "
-            "with --table.label_column"
-        )
-    return replace(columns, label=names.index(known[0])) if known else columns
+    beside = beside_texts(columns, path=path, usual=usual)
+    return columns if beside is None else replace(columns, label=names.index(beside))
 
 
 class PairCheck:
