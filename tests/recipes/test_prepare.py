@@ -427,5 +427,5 @@ def test_text_that_was_read_as_latin1_is_told_before_it_is_tokenized(
     (tmp_path / "a.txt").write_text(f"{text}\n\nthe cafÃ© of the book\n", encoding="utf-8")
     prepare(PrepareConfig(input=[str(tmp_path / "a.txt")], output=str(tmp_path / "out")))
     told = capsys.readouterr().err
-    assert "warning: 1 of 51 documents look like UTF-8 that was once read as Latin-1" in told
+    assert "warning: 1 of 51 documents looks like UTF-8 that was once read as Latin-1" in told
     assert told.index("Latin-1") < told.index("training a tokenizer")

@@ -100,7 +100,7 @@ def test_spans_of_characters_become_tags_of_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens and 1 tags"),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens and 1 tag;"),
         ({"text": "ab", "spans": [{"start": 1, "end": 5, "label": "A"}]}, "outside the text of 2"),
         (
             {
