@@ -105,8 +105,22 @@ def test_a_list_takes_all_its_words() -> None:
     assert config.search.epochs == [2.0, 3.5]
 
 
-def test_what_can_be_planned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", "--help"]) == 0
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [(["nullable"], ["nullable"]), (["null"], None), (["null", "joy"], ["null", "joy"])],
+)
+def test_only_the_word_null_is_no_list(words: list[str], columns: list[str] | None) -> None:
+    config = parsed("finetune", *NEEDED, "--table.columns", *words)
+    assert isinstance(config, FinetuneConfig)
+    assert config.table.columns == columns
+    prepared = parsed("prepare", "--output", "o", "--input", "null.txt")
+    assert isinstance(prepared, PrepareConfig)
+    assert prepared.input == ["null.txt"]
+
+
+@pytest.mark.parametrize("more", [[], ["--model", "bert-base"]])
+def test_what_can_be_planned_is_said(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    assert cli.run(["plan", *more, "--help"]) == 0
     said = capsys.readouterr().out
     assert "usage: bertsmith plan pretrain " in said
     assert "usage: bertsmith plan finetune " in said

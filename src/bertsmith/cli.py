@@ -92,6 +92,9 @@ NAMES_ELSEWHERE = {
 }
 """What other trainers call an option, and the keys that are meant here, the likeliest first."""
 
+LISTS = (list[str], list[float], list[int])
+"""Types of the keys that take several words."""
+
 SUBJECTS = {"selftest": "what", "doctor": "data"}
 """Verbs whose first word names their subject, and the key it stands for."""
 
@@ -204,13 +207,12 @@ def _overview() -> str:
 def _parse(verb: str, argv: list[str]) -> object | None:
     """The verb's config, or None when help or the config was printed instead."""
     config_class = VERBS[verb]
-    if verb == "plan" and argv[:1] in (["-h"], ["--help"]):
-        print("\n".join(f"usage: {_usage(verb, kind)}" for kind in PLANS.values()))
-        print("\nSay what memory and time a run will need, before either is spent.")
-        print(f"{' or '.join(f'bertsmith plan {name} --help' for name in PLANS)} has the options.")
-        return None
     if verb == "plan":
-        config_class, argv = _plan_of(argv)
+        planned = _plan_of(argv)
+        if planned is None:
+            print(_overview_of_plans())
+            return None
+        config_class, argv = planned
     if verb in SUBJECTS and argv and not argv[0].startswith("-"):
         argv = [f"--{SUBJECTS[verb]}", *argv]
     if verb == "doctor":
@@ -263,8 +265,23 @@ def _usage(verb: str, config_class: type) -> str:
     return " ".join(["bertsmith", verb, *first, *must, rest])
 
 
-def _plan_of(argv: list[str]) -> tuple[type, list[str]]:
+def _overview_of_plans() -> str:
+    """The text of `bertsmith plan --help`."""
+    helps = " or ".join(f"bertsmith plan {name} --help" for name in PLANS)
+    return "\n".join(
+        [
+            *(f"usage: {_usage('plan', kind)}" for kind in PLANS.values()),
+            "",
+            "Say what memory and time a run will need, before either is spent.",
+            f"{helps} has the options.",
+        ]
+    )
+
+
+def _plan_of(argv: list[str]) -> tuple[type, list[str]] | None:
     """What is to be planned, by the first word, or by a key of the file that only one has.
+
+    None where neither says, and help is asked for.
 
     Raises:
         UserError: Neither says.
@@ -285,6 +302,8 @@ def _plan_of(argv: list[str]) -> tuple[type, list[str]]:
     fitting = [name for name in PLANS if said and said <= set(keys[name])]
     if len(fitting) == 1:
         return PLANS[fitting[0]], argv
+    if "-h" in argv or "--help" in argv:
+        return None
     raise UserError(f"plan: of what? say bertsmith plan {known.replace(', ', ' ... or plan ')} ...")
 
 
@@ -320,8 +339,8 @@ def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
         word = argv[position]
         position += 1
         hint = keys.get(word.removeprefix("--"))
-        is_list = any(typing.get_origin(h) is list for h in (hint, *typing.get_args(hint)))
-        if word.startswith("--") and (hint is bool or is_list):
+        list_hint = next((h for h in LISTS if h == hint or h in typing.get_args(hint)), None)
+        if word.startswith("--") and (hint is bool or list_hint is not None):
             end = position
             while end < len(argv) and not argv[end].startswith("--"):
                 end += 1
@@ -329,12 +348,14 @@ def _spell_out(argv: list[str], keys: dict[str, Any]) -> list[str]:
             if hint is bool:
                 values = values or ["true"]
                 spelled += [word, *values]
-            elif len(values) == 1 and values[0].startswith(("[", "null")):  # as YAML writes it
+            elif len(values) == 1 and values[0].startswith("["):  # as the help writes it
                 spelled += [word, values[0]]
-            elif hint == list[float] or hint == list[int]:
-                spelled += [word, f"[{', '.join(values)}]"]
-            else:
+            elif values == ["null"] and type(None) in typing.get_args(hint):
+                spelled += [word, "null"]
+            elif list_hint == list[str]:
                 spelled += [word, yaml.safe_dump(values, default_flow_style=True, width=1 << 30)]
+            else:
+                spelled += [word, f"[{', '.join(values)}]"]
         else:
             spelled.append(word)
     return spelled
