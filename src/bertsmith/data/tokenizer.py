@@ -247,3 +247,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file}: not a JSON object")
     return content
+
+
+def word_bounds(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
+    """Where the words of a text stand, from and to, as the tokenizer parts it."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    bounds: dict[int, tuple[int, int]] = {}
+    for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
+        if word is not None and end > start:
+            first, last = bounds.get(word, (start, end))
+            bounds[word] = (min(first, start), max(last, end))
+    return list(bounds.values())

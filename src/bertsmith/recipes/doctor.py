@@ -43,6 +43,7 @@ from bertsmith.data.table_files import Records, open_records
 from bertsmith.data.tagging.sentences import has_spans, read_spans
 from bertsmith.data.tokenizer import load_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.hf.config_json import model_part
 from bertsmith.recipes.config import DoctorConfig
 from bertsmith.report.checkup_report import print_checkup
 
@@ -133,9 +134,7 @@ def _ruler(tokenizer: str | None) -> Ruler:
         from bertsmith.hf import resolve  # noqa: PLC0415 - loads torch, for hub names only
 
         folder = resolve(tokenizer)
-    if (folder / "model").is_dir():  # a run's folder
-        folder = folder / "model"
-    loaded = load_tokenizer(folder)
+    loaded = load_tokenizer(model_part(folder))
     return TokenRuler(loaded.tokenizer, unk_id=loaded.vocab.unk_id)
 
 

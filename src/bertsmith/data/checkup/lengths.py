@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from bertsmith.data.checkup.findings import PLACES_KEPT, Finding, Severity, Source
 from bertsmith.data.checkup.tagged import plain_words
+from bertsmith.data.tokenizer import word_bounds
 
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 """Characters that are each a word to BERT's pre-tokenizer."""
@@ -124,13 +125,7 @@ class TokenRuler:
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """As the tokenizer parts them, which is how words get their tags in training."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        bounds: dict[int, tuple[int, int]] = {}
-        for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
-            if word is not None and end > start:
-                first, last = bounds.get(word, (start, end))
-                bounds[word] = (min(first, start), max(last, end))
-        return list(bounds.values())
+        return word_bounds(self._tokenizer, text)
 
 
 class LengthCheck:

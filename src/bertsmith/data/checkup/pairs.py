@@ -23,7 +23,7 @@ from bertsmith.data.checkup.repeats import (
     conflicting_labels,
     repeated_rows,
 )
-from bertsmith.data.checkup.row_texts import ADVICE_SKIP, RowTexts
+from bertsmith.data.checkup.row_texts import ADVICE_SKIP, RowTexts, read_through
 from bertsmith.data.checkup.tables import nothing_to_use, unreadable
 from bertsmith.data.columns import PAIRS, Columns, UsualColumns, find_columns
 from bertsmith.data.config import TableConfig
@@ -107,13 +107,7 @@ class PairCheck:
 
     def look(self, records: Records) -> None:
         """Read every row; a file that ends in damage is told in the findings."""
-        try:
-            for record in records.rows:
-                self._row(record)
-        except UserError as error:
-            self._damage = str(error)
-        finally:
-            records.close()
+        self._damage = read_through(records, self._row)
 
     def _row(self, record: Record) -> None:
         line = record.row if record.line is None else record.line

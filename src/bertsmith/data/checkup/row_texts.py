@@ -8,8 +8,9 @@ from bertsmith.data.checkup.findings import Finding, Source, Tally
 from bertsmith.data.checkup.lengths import LengthCheck, Lengths, Ruler
 from bertsmith.data.checkup.reasons import Reasons
 from bertsmith.data.columns import Columns
-from bertsmith.data.table_files import Record
+from bertsmith.data.table_files import Record, Records
 from bertsmith.data.tables import is_missing
+from bertsmith.errors import UserError
 
 HUGE_CHARACTERS = 1_000_000
 """A longer cell is no text of a person's: a quote that was never closed, or a file in a cell."""
@@ -156,6 +157,22 @@ class RowTexts:
                 advice="They are learned as the words they are; delete them if no one wrote that.",
             ),
         ]
+
+
+def read_through(records: Records, look: Callable[[Record], None]) -> str | None:
+    """Have every row looked at, and close the table.
+
+    Returns:
+        What is said of a file that ends in damage; None if it does not.
+    """
+    try:
+        for record in records.rows:
+            look(record)
+    except UserError as error:
+        return str(error)
+    finally:
+        records.close()
+    return None
 
 
 def _is_header(values: Sequence[object], columns: Columns) -> bool:

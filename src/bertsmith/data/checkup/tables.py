@@ -20,11 +20,10 @@ from bertsmith.data.checkup.repeats import (
     repeated_rows,
     without_label,
 )
-from bertsmith.data.checkup.row_texts import RowTexts
+from bertsmith.data.checkup.row_texts import RowTexts, read_through
 from bertsmith.data.columns import Columns
 from bertsmith.data.table_files import Record, Records
 from bertsmith.data.tables import BadRowError, is_missing, json_list, label_name
-from bertsmith.errors import UserError
 
 LONGEST_LABEL_CHARACTERS = 200
 
@@ -68,6 +67,7 @@ class TableCheck:
         self._first_lines: dict[str, int] = {}
         self._has_lists = False
         self._usable = 0
+        self._damage: str | None = None
         (
             self._unlabelled,
             self._null_labels,
@@ -79,14 +79,7 @@ class TableCheck:
 
     def look(self, records: Records) -> None:
         """Read every row; a file that ends in damage is told in the findings."""
-        self._damage: str | None = None
-        try:
-            for record in records.rows:
-                self._row(record)
-        except UserError as error:
-            self._damage = str(error)
-        finally:
-            records.close()
+        self._damage = read_through(records, self._row)
 
     def _row(self, record: Record) -> None:
         line = record.row if record.line is None else record.line

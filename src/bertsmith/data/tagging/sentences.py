@@ -6,7 +6,7 @@ or Parquet with a text and the spans of it.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from bertsmith.data.checkup.tagged import (
 )
 from bertsmith.data.compressed import ending_of
 from bertsmith.data.config import TableConfig
-from bertsmith.data.table_files import Record, open_records
+from bertsmith.data.table_files import Record, Records, open_records
 from bertsmith.data.tables import LONE_SURROGATE, SKIP_HINT
 from bertsmith.errors import UserError
 
@@ -196,7 +196,7 @@ def _read(
             places = {"tokens": column(TOKENS), "tags": column(TAGS)}
             yield from _of_tagged(read_tagged_rows(records, **places))
             return
-        text, spans = column((TEXT,)), column(SPANS)
+        text, spans = _span_columns(records)
         for record in records.rows:
             line = record.row if record.line is None else record.line
 
@@ -204,6 +204,28 @@ def _read(
                 return _of_spans(record, text, spans, line=line, split=split, widened=widened)
 
             yield line, made
+
+
+def read_sound_spans(path: Path) -> Iterator[tuple[int, str, list[tuple[int, int, str]]]]:
+    """Line, text and spans of each row without a fault, up to where the file is damaged.
+
+    Raises:
+        UserError: The file cannot be opened.
+    """
+    records = open_records(path)
+    with closing(records):
+        places = _span_columns(records)
+        with suppress(UserError):
+            for record in records.rows:
+                with suppress(_FaultError):
+                    text, spans = _text_and_spans(record, *places)
+                    yield record.row if record.line is None else record.line, text, spans
+
+
+def _span_columns(records: Records) -> tuple[int, int]:
+    """Where the text stands, and where its spans."""
+    names = [name.lower() for name in records.columns]
+    return names.index(TEXT), next(names.index(name) for name in SPANS if name in names)
 
 
 def _of_tagged(
@@ -235,6 +257,23 @@ def _of_spans(
     split: Split,
     widened: list[int],
 ) -> Sentence:
+    text, spans = _text_and_spans(record, text_at, spans_at)
+    bounds = tuple(split(text))
+    if not bounds:
+        raise _FaultError("the text has no words")
+    return Sentence(
+        words=tuple(text[a:b] for a, b in bounds),
+        tags=_tags_of(spans, bounds, text, widened),
+        lines=(line,) * len(bounds),
+        text=text,
+        bounds=bounds,
+    )
+
+
+def _text_and_spans(
+    record: Record, text_at: int, spans_at: int
+) -> tuple[str, list[tuple[int, int, str]]]:
+    """A row's text, and its spans in their order."""
     if record.fault is not None:
         raise _FaultError(record.fault)
     text, given = record.values[text_at], record.values[spans_at]
@@ -249,16 +288,7 @@ def _of_spans(
     for (_, end, kind), (start, _, other) in pairwise(spans):
         if start < end:
             raise _FaultError(f"a span of {kind!r} and one of {other!r} overlap at {start}")
-    bounds = tuple(split(text))
-    if not bounds:
-        raise _FaultError("the text has no words")
-    return Sentence(
-        words=tuple(text[a:b] for a, b in bounds),
-        tags=_tags_of(spans, bounds, text, widened),
-        lines=(line,) * len(bounds),
-        text=text,
-        bounds=bounds,
-    )
+    return text, spans
 
 
 def _tags_of(

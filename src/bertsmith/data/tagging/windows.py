@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertsmith.batch import MaskedBatch, pack
 from bertsmith.data.examples import TEXTS_AT_ONCE, Examples, Steps, packs_by_length
-from bertsmith.data.tokenizer import TextTokenizer
+from bertsmith.data.tokenizer import TextTokenizer, word_bounds
 
 FRAME_TOKENS = 2
 """[CLS] and [SEP], around every window."""
@@ -125,13 +125,7 @@ class WindowTokenizer:
 
     def split(self, text: str) -> list[tuple[int, int]]:
         """Where the words of a text stand, from and to, as the tokenizer parts it."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        bounds: dict[int, tuple[int, int]] = {}
-        for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
-            if word is not None and end > start:
-                first, last = bounds.get(word, (start, end))
-                bounds[word] = (min(first, start), max(last, end))
-        return list(bounds.values())
+        return word_bounds(self._tokenizer, text)
 
     def _pieces(
         self, sentences: Sequence[Sequence[str]]
