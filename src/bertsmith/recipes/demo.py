@@ -42,6 +42,7 @@ from bertsmith.recipes.evaluate import evaluate
 from bertsmith.recipes.finetune import finetune
 from bertsmith.recipes.prepare import prepare
 from bertsmith.recipes.pretrain import pretrain
+from bertsmith.report.console import table_console
 from bertsmith.report.progress import Speaker
 from bertsmith.report.run_folder import (
     open_run_folder,
@@ -98,7 +99,7 @@ def main(config: DemoConfig) -> int:
     summary = demo(config)
     if summary is None:
         return EXIT_INTERRUPTED
-    print_summary(summary, Console(highlight=False))
+    print_summary(summary, table_console())
     print(f"\nall of it lies in {config.output}: models, logs, tables, summary.json")
     return 0
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from bertsmith.parallel.strategies import Strategy
 from bertsmith.parallel.world import World, joined
 from bertsmith.recipes.config import SelftestConfig
 from bertsmith.recipes.ranks import facts_to_share
+from bertsmith.report.console import table_console
 from bertsmith.report.progress import Speaker
 from bertsmith.train.config import OptimConfig
 from bertsmith.train.optim import AdamW, group_parameters
@@ -98,7 +98,7 @@ def main(config: SelftestConfig) -> int:
         if not world.is_main:
             return 0
         bound = BOUNDS[compute.device.type]
-        console = Console(highlight=False)
+        console = table_console()
         for grid in dict.fromkeys(d.grid for d in differences):
             console.print(as_table(grid, [d for d in differences if d.grid == grid]))
         for head in ("masked language model", "classifier"):

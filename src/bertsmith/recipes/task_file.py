@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from bertsmith.errors import UserError
 
@@ -82,17 +82,38 @@ def count_in(content: Mapping[str, Any], key: str, *, least: int = 0) -> int:
     return value
 
 
-def check_fits(longest: int, limit: int, *, folder: Path) -> None:
-    """Refuse a file that speaks of longer texts than the model beside it can read.
+class HasLongest(Protocol):
+    """A task that says how long its texts were."""
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Of the longest."""
+        ...
+
+
+FittingT = TypeVar("FittingT", bound=HasLongest)
+
+
+def fitting_task(
+    folder: Path, read: Callable[[Path], FittingT | None], *, limit: int
+) -> FittingT | None:
+    """What `read` finds beside weights; None in a folder that is not ours.
+
+    Args:
+        folder: Of the model, or of the adapter that is merged into it.
+        read: Reads a kind of task.
+        limit: Positions of the model.
 
     Raises:
-        UserError: It does.
+        UserError: The file is damaged, or speaks of longer texts than the model can read.
     """
-    if longest > limit:
+    task = read(folder)
+    if task is not None and task.max_sequence_tokens > limit:
         raise UserError(
-            f"{folder / TASK_FILE}: max_sequence_tokens is {longest}, and the model has {limit} "
-            "positions; copy the file that came with the model"
+            f"{folder / TASK_FILE}: max_sequence_tokens is {task.max_sequence_tokens}, and the "
+            f"model has {limit} positions; copy the file that came with the model"
         )
+    return task
 
 
 def scores_in(content: Mapping[str, Any]) -> dict[str, float]:

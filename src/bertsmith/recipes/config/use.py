@@ -8,7 +8,33 @@ from bertsmith.train.config import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class UseConfig:
+    """The part that evaluating and predicting share."""
+
+    table: TableConfig = field(default_factory=TableConfig)
+
+    max_sequence_tokens: int | None = None
+    """Longest example, longer ones are cut; None: as in fine-tuning, windows included."""
+
+    tokens_per_pack: int = 8192
+    """Most tokens in one forward pass."""
+
+    escape_formulas: bool = True
+    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
+
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware computes it fast, else fp32."""
+
+    device: Device = "auto"
+    """auto: the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Reject values out of range, before anything is loaded."""
+        check_at_least_one(self, "tokens_per_pack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(UseConfig):
     """Score a fine-tuned model on a labelled table."""
 
     model: str
@@ -19,8 +45,6 @@ class EvaluateConfig:
 
     adapter: str | None = None
     """Folder of a LoRA adapter to merge into the model: of a run, or of peft."""
-
-    table: TableConfig = field(default_factory=TableConfig)
 
     json: bool = False
     """Print one JSON object instead of tables."""
@@ -37,34 +61,20 @@ class EvaluateConfig:
     errors_rows: int = 1000
     """Most rows of that file."""
 
-    escape_formulas: bool = True
-    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
-
     overwrite: bool = False
     """Replace an `errors` file that exists."""
 
-    max_sequence_tokens: int | None = None
-    """Longest example, longer ones are cut; None: as in fine-tuning, windows included."""
-
-    tokens_per_pack: int = 8192
-    """Most tokens in one forward pass."""
-
-    precision: Precision = "auto"
-    """auto: bf16 where the hardware computes it fast, else fp32."""
-
-    device: Device = "auto"
-    """auto: the GPU if there is one."""
-
     def __post_init__(self) -> None:
         """Reject values out of range, before anything is loaded."""
-        check_at_least_one(self, "tokens_per_pack", "errors_rows")
+        super().__post_init__()
+        check_at_least_one(self, "errors_rows")
         if self.bootstrap < 0 or self.seed < 0:
             name = "bootstrap" if self.bootstrap < 0 else "seed"
             raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig:
+class PredictConfig(UseConfig):
     """Label the texts of a file or of standard input, in their order."""
 
     model: str
@@ -82,29 +92,8 @@ class PredictConfig:
     go into JSONL (.jsonl, or -), answers also into SQuAD's form of predictions (.json), embeddings
     into .npy or .jsonl."""
 
-    table: TableConfig = field(default_factory=TableConfig)
-
-    max_sequence_tokens: int | None = None
-    """Longest example, longer ones are cut; None: as in fine-tuning, windows included."""
-
-    tokens_per_pack: int = 8192
-    """Most tokens in one forward pass."""
-
-    escape_formulas: bool = True
-    """Put an apostrophe before CSV text that a spreadsheet program would run (= + - @ first)."""
-
     overwrite: bool = False
     """Replace an output file that exists."""
-
-    precision: Precision = "auto"
-    """auto: bf16 where the hardware computes it fast, else fp32."""
-
-    device: Device = "auto"
-    """auto: the GPU if there is one."""
-
-    def __post_init__(self) -> None:
-        """Reject values out of range, before anything is loaded."""
-        check_at_least_one(self, "tokens_per_pack")
 
 
 @dataclass(frozen=True, kw_only=True)

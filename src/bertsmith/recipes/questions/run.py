@@ -45,7 +45,7 @@ class QuestionRun(FinetuneRun[SpanModel, QuestionData]):
 
     @property
     def use(self) -> str:
-        """A pipeline for it transformers has no more."""
+        """By bertsmith: transformers 5 has no pipeline for it."""
         return USE
 
     def place_of(self, row: int) -> str:

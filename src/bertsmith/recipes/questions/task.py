@@ -26,9 +26,9 @@ from bertsmith.recipes.config import Device
 from bertsmith.recipes.model_folder import adapter_folder, fitting_tokenizer, model_folder
 from bertsmith.recipes.questions.data import longest_window, overlap_of_windows
 from bertsmith.recipes.task_file import (
-    check_fits,
     check_task,
     count_in,
+    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -212,9 +212,7 @@ def open_answerer(
         model = adapted
     shape = model.encoder.config
     beside = folder if adapter is None else adapter_folder(adapter)
-    task = read_answer_task(beside)
-    if task is not None:
-        check_fits(task.max_sequence_tokens, shape.max_position_embeddings, folder=beside)
+    task = fitting_task(beside, read_answer_task, limit=shape.max_position_embeddings)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens

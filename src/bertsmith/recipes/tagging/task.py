@@ -24,9 +24,9 @@ from bertsmith.recipes.model_folder import (
     model_folder,
 )
 from bertsmith.recipes.task_file import (
-    check_fits,
     check_task,
     count_in,
+    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -139,9 +139,7 @@ def open_tagger(
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config)
     beside = folder if adapter is None else adapter_folder(adapter)
-    task = read_tagging_task(beside)
-    if task is not None:
-        check_fits(task.max_sequence_tokens, config.max_position_embeddings, folder=beside)
+    task = fitting_task(beside, read_tagging_task, limit=config.max_position_embeddings)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens

@@ -37,7 +37,7 @@ from bertsmith.recipes.model_folder import (
     sole_adapter,
 )
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
-from bertsmith.recipes.task_file import check_fits
+from bertsmith.recipes.task_file import fitting_task
 from bertsmith.recipes.texts.task import Task, logits_NC, read_task
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
@@ -105,9 +105,7 @@ def open_embedder(
         model = adapted
     shape = model.encoder.config
     beside = folder if adapter is None else adapter_folder(adapter)
-    task = read_task(beside)
-    if task is not None:
-        check_fits(task.max_sequence_tokens, shape.max_position_embeddings, folder=beside)
+    task = fitting_task(beside, read_task, limit=shape.max_position_embeddings)
     asked = max_sequence_tokens
     if asked is None and task is not None:
         asked = task.max_sequence_tokens

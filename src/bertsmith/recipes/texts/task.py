@@ -33,8 +33,8 @@ from bertsmith.recipes.model_folder import (
 )
 from bertsmith.recipes.task_file import (
     TASK_FILE,
-    check_fits,
     count_in,
+    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -208,9 +208,7 @@ def open_classifier(
     config = model.encoder.config
     tokenizer = fitting_tokenizer(folder, config).tokenizer
     beside = folder if adapter is None else adapter_folder(adapter)
-    task = read_task(beside)
-    if task is not None:
-        check_fits(task.max_sequence_tokens, config.max_position_embeddings, folder=beside)
+    task = fitting_task(beside, read_task, limit=config.max_position_embeddings)
     is_pair = task is not None and task.columns.pair is not None
     as_trained = task if max_sequence_tokens is None else None
     longest = longest_example(
