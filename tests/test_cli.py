@@ -139,6 +139,7 @@ def test_what_can_be_planned_is_said(capsys: pytest.CaptureFixture[str], more: l
         (["pretrain", "--data", "d", "--model", "m"], "output"),
         (["pretrain", *NEEDED, "--config", "no-such.yaml"], "no-such.yaml: cannot be read"),
         (["pretrain", *NEEDED, "stray"], "stray"),
+        (["pretrain", *NEEDED, "--model.preset", "x"], "--model.preset; model itself is a text"),
         (["pretrain", *NEEDED, "--step", "3"], "unknown option --step; did you mean steps?"),
         (["pretrain", *NEEDED, "--lr", "3"], "--lr; did you mean optim.learning_rate?"),
         (["finetune", *NEEDED, "--batch_size", "3"], "did you mean examples_per_step?"),

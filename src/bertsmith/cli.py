@@ -10,6 +10,7 @@ import difflib
 import importlib
 import itertools
 import os
+import re
 import signal
 import sys
 import traceback
@@ -427,6 +428,10 @@ def _explain(message: str, places: dict[str, str], keys: dict[str, Any]) -> str:
         return f"unknown option --{name}{_nearest(name, keys)}"
     if 'Parser key "' in message:
         key = message.split('Parser key "', 1)[1].split('"', 1)[0]
+        if key in keys and (inner := re.search(r"NestedArg\(key='([\w.]+)'", message)):
+            name = f"{key}.{inner[1]}"
+            hint = _nearest(name, keys) or f"; {key} itself is {_describe(keys[key])}"
+            return f"unknown option --{name}{hint}"
         if key in keys:
             return f"{places.get(key, key)}: {_given(message)} is not {_describe(keys[key])}"
     return " ".join(message.split())

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from bertsmith.data.config import TableConfig
 from bertsmith.errors import UserError
 from bertsmith.model.config import LoraConfig
 from bertsmith.recipes.config import EvaluateConfig, FinetuneConfig, MergeConfig, PredictConfig
@@ -87,6 +89,10 @@ def test_from_pairs_to_vectors_as_in_sentence_transformers(
         )
         assert predict(asked).num_rows == 3
     matrix = np.load(tmp_path / "out.npy")
+    pairs = PredictConfig(model=str(output), data=str(dev), output=str(tmp_path / "pairs.npy"))
+    assert predict(pairs).unread_column == "text_b"
+    second = replace(pairs, table=TableConfig(text_column="text_b"), overwrite=True)
+    assert predict(second).unread_column is None
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == texts
     np.testing.assert_allclose([line["embedding"] for line in lines], matrix, atol=1e-6)

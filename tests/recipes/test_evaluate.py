@@ -79,6 +79,23 @@ def test_tables_name_every_score_and_label(
         assert name in printed
 
 
+def test_no_name_is_cut_on_a_narrow_terminal(
+    tmp_path: Path,
+    make_classifier: MakeClassifier,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = "balance_not_updated_after_bank_transfer"
+    data = write_table(tmp_path / "test.csv")
+    data.write_text(data.read_text().replace("so so", long))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(settings(make_classifier(labels=("neg", "pos", long)), data)) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    for name in ("matthews_correlation", "precision", "recall", "support", f"\n{long} "):
+        assert name in printed
+
+
 def test_many_labels_list_the_worst_confusions(
     tmp_path: Path, make_classifier: MakeClassifier, capsys: pytest.CaptureFixture[str]
 ) -> None:

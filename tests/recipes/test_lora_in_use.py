@@ -189,6 +189,16 @@ def test_what_an_adapter_does_besides_is_refused_by_its_key(
         predicted(tmp_path, base, tmp_path / "theirs")
 
 
+def test_an_adapter_for_tags_beside_one_for_texts_is_refused(
+    tmp_path: Path, tiny_encoder_folder: Path
+) -> None:
+    texts, tags = tmp_path / "texts", tmp_path / "tags"
+    of_peft(tiny_encoder_folder, texts, modules_to_save=["classifier", "pooler"])
+    of_peft(tiny_encoder_folder, tags, task_type="TOKEN_CLS", target_modules=["query"])
+    with pytest.raises(UserError, match="tags: is for a task of another form"):
+        predicted(tmp_path, tiny_encoder_folder, texts, tags)
+
+
 def test_folders_that_are_no_adapters_are_named(
     tmp_path: Path, make_classifier: MakeClassifier
 ) -> None:

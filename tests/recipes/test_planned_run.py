@@ -7,6 +7,7 @@ import torch
 
 from bertsmith.checkpoint.state import RunState
 from bertsmith.errors import UserError
+from bertsmith.memory.formula import FIXED_BYTES, STILL_TO_COME_BYTES, held_bytes
 from bertsmith.memory.here import Limit
 from bertsmith.memory.shapes import RunShape
 from bertsmith.model.config import PRESETS
@@ -105,6 +106,21 @@ def test_the_measure_is_that_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> 
     on_gpu = replace(on_cpu, shape=replace(BASE, device="cuda"))
     assert on_cpu.planned_peak_bytes(None) == on_cpu.plan(None).safe_bytes
     assert on_gpu.planned_peak_bytes(None) == on_gpu.plan(None).peak_bytes
+
+
+def test_what_the_process_holds_beside_its_model_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gigabyte of texts counts; less than any run takes does not."""
+    usual = planned(monkeypatch, 100 * GIB)
+    assert usual.plan(None).fixed_bytes == FIXED_BYTES["cpu"]
+    model_and_data = held_bytes(BASE) + GIB
+    monkeypatch.setattr(planned_run, "resident_bytes", lambda: model_and_data)
+    found = planned(monkeypatch, 100 * GIB)
+    assert found.plan(None).fixed_bytes == GIB + STILL_TO_COME_BYTES["cpu"]
+    assert found.limit_bytes == 100 * GIB + model_and_data
+    monkeypatch.setattr(planned_run, "resident_bytes", lambda: None)  # no Linux
+    assert planned(monkeypatch, 100 * GIB).shape == BASE
 
 
 def poorer_second_rank(world: World) -> int | None:

@@ -99,6 +99,15 @@ class Columns:
         """Name of the second text's column."""
         return None if self.pair is None else self.names[self.pair]
 
+    @property
+    def second_text(self) -> str | None:
+        """Name of a column that would be the second text if pairs were read; None: there is none.
+
+        By the usual names, given that of the first.
+        """
+        seconds = {second for first, second in PAIRS if first == self.text_name.lower()}
+        return next((name for name in self.names if name.lower() in seconds), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class UsualColumns:

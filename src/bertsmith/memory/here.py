@@ -72,6 +72,11 @@ def cpu_room(root: Path = Path("/")) -> Limit:
     return _smallest([*_available(root), *_cgroup_limits(root), *_own_limits(status)])
 
 
+def resident_bytes(root: Path = Path("/")) -> int | None:
+    """What this process has of the machine's memory; None where the system does not say."""
+    return _kilobytes(root / "proc/self/status").get("VmRSS")
+
+
 def has_own_limit() -> bool:
     """Whether `ulimit -v` or `-d` bounds this process."""
     return bool(_own_limits({}))

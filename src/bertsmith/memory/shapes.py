@@ -96,6 +96,9 @@ class RunShape:
     threads: int = 1
     """Of the C kernels, each of which has a scratch area."""
 
+    fixed_bytes: int | None = None
+    """What the process takes beside tensors, where it is known; None: as other runs."""
+
     def with_tokens(self, tokens_per_pack: int) -> Self:
         """The same run in packs of another size; evaluation packs are never larger."""
         evaluation = self.evaluation_tokens

@@ -2,6 +2,7 @@
 
 import json
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -65,6 +66,7 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
     ]
     overall = ScoreTable(title="", headings=headings, rows=rows)
     for table in (overall, *metrics.tables()):
+        console.print()
         console.print(_grid(table))
     if evaluation.num_cut:
         console.print(f"{evaluation.num_cut:,} examples were too long and lost their end")
@@ -73,9 +75,16 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
 
 
 def _grid(table: ScoreTable) -> Grid:
-    grid = Grid(title=table.title or None)
+    # Without lines between columns, eight of them fit into a terminal of 80.
+    grid = Grid(
+        title=table.title or None,
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for number, heading in enumerate(table.headings):
-        grid.add_column(escape(heading), justify="right" if number else "left")
+        grid.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
     for row in table.rows:
         grid.add_row(*map(escape, row))
     return grid

@@ -20,6 +20,7 @@ from bertsmith.memory.formula import (
     FIXED_BYTES,
     STILL_TO_COME_BYTES,
     MemoryPlan,
+    fixed_bytes,
     held_bytes,
     held_later_bytes,
     plan_memory,
@@ -31,6 +32,7 @@ from bertsmith.memory.here import (
     cpu_room,
     gpu_processes,
     largest_processes,
+    resident_bytes,
 )
 from bertsmith.memory.shapes import NumberFormat, RunShape
 from bertsmith.model.encoder import Encoder
@@ -76,9 +78,8 @@ class PlannedRun:
     @property
     def limit_bytes(self) -> int:
         """What the run may come to hold, as `MemoryPlan.needed_bytes` counts it."""
-        kind = self.shape.device
-        held = held_bytes(self.shape) + FIXED_BYTES[kind] - STILL_TO_COME_BYTES[kind]
-        return self.room.num_bytes + held
+        to_come = STILL_TO_COME_BYTES[self.shape.device]
+        return self.room.num_bytes + held_bytes(self.shape) + fixed_bytes(self.shape) - to_come
 
     def plan(self, micro_batch_tokens: int | None) -> MemoryPlan:
         """Of the run in passes of at most so many tokens; None: in whole packs."""
@@ -238,6 +239,19 @@ def room_here(compute: Compute, world: World) -> Limit:
     return replace(room, num_bytes=room.num_bytes // world.local_size, why=share)
 
 
+def measured(shape: RunShape) -> RunShape:
+    """The run with what this process, whose model and moments are made, holds beside them.
+
+    That grows with the data: texts, their tokens, labels.
+    """
+    resident = resident_bytes() if shape.device == "cpu" else None
+    if resident is None:
+        return shape
+    # Moments of zeros may not be resident yet, so less than ever was measured is no measure.
+    beside = resident - held_bytes(shape) + STILL_TO_COME_BYTES["cpu"]
+    return replace(shape, fixed_bytes=max(beside, FIXED_BYTES["cpu"]))
+
+
 def plan_run(
     shape_of: Callable[[], RunShape],
     *,
@@ -270,7 +284,9 @@ def plan_run(
     tokens, is_impossible = None, False
     try:
         found = PlannedRun(
-            shape=shape_of(), room=room_here(compute, world), smallest_tokens=smallest_tokens
+            shape=measured(shape_of()),
+            room=room_here(compute, world),
+            smallest_tokens=smallest_tokens,
         )
         if micro_batch == "auto":
             tokens = found.auto_tokens

@@ -18,6 +18,11 @@ def main(config: PredictConfig) -> int:
         notes.append(f"{summary.num_cut:,} were too long and lost their end")
     if summary.skipped_rows:
         notes.append(f"{summary.skipped_rows:,} rows could not be used and were skipped")
+    if summary.unread_column is not None:
+        notes.append(
+            f"column {summary.unread_column!r} was not read: a row has one vector, of one text; "
+            f"for the other's say --table.text_column {summary.unread_column}"
+        )
     print("; ".join(notes), file=sys.stderr)
     return 0
 

@@ -43,6 +43,9 @@ class PredictSummary:
     skipped_rows: int
     seconds: float
 
+    unread_column: str | None = None
+    """A second text, beside the one that was read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:

@@ -19,16 +19,15 @@ from bertsmith.data.questions.windows import QuestionTokenizer, QuestionWindows
 from bertsmith.data.windows import WindowConfig
 from bertsmith.errors import UserError
 from bertsmith.hf import load_span_model
-from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.span_model import SpanModel, span_nats
 from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import Device
-from bertsmith.recipes.model_folder import adapter_folder, fitting_tokenizer, model_folder
+from bertsmith.recipes.model_folder import fitting_tokenizer
+from bertsmith.recipes.opening import open_model
 from bertsmith.recipes.questions.data import longest_window, overlap_of_windows
 from bertsmith.recipes.task_file import (
     check_task,
     count_in,
-    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -203,28 +202,17 @@ def open_answerer(
         UserError: It finds no answers, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
-    folder = model_folder(where)
-    if adapter is None:
-        model, _ = load_span_model(folder, is_ready=True)
-    else:
-        adapted, _ = load_adapted(folder, adapter_folder(adapter))
-        assert isinstance(adapted, SpanModel), "the adapter is for one"
-        model = adapted
-    shape = model.encoder.config
-    beside = folder if adapter is None else adapter_folder(adapter)
-    task = fitting_task(beside, read_answer_task, limit=shape.max_position_embeddings)
-    asked = max_sequence_tokens
-    if asked is None and task is not None:
-        asked = task.max_sequence_tokens
-    longest = longest_window(asked, shape, where=folder)
+    found = open_model(where, _load, read_answer_task, kind=SpanModel, adapter=adapter)
+    shape, task = found.model.encoder.config, found.task
+    longest = longest_window(found.longest(max_sequence_tokens), shape, where=found.folder)
     is_as_trained = task is not None and longest == task.max_sequence_tokens
     window = WindowConfig(overlap_tokens=task.overlap_tokens if task and is_as_trained else None)
     compute = choose_compute(precision, device)
     return Answerer(
-        folder=folder,
-        model=model.to(compute.device).eval(),
+        folder=found.folder,
+        model=found.model.to(compute.device).eval(),
         tokenizer=QuestionTokenizer(
-            fitting_tokenizer(folder, shape),
+            fitting_tokenizer(found.folder, shape),
             max_sequence_tokens=longest,
             overlap_tokens=overlap_of_windows(window, longest),
         ),
@@ -233,3 +221,7 @@ def open_answerer(
         is_ours=task is not None,
         compute=compute,
     )
+
+
+def _load(folder: Path) -> tuple[SpanModel, tuple[str, ...]]:
+    return load_span_model(folder, is_ready=True)[0], ()

@@ -218,12 +218,12 @@ def describe_file(file: TaggedFile, found: Found) -> list[str]:
     lines = found.describe(file.path)
     if file.num_widened:
         lines.append(
-            f"warning: {file.num_widened:,} spans of {file.path} begin or end inside a word; the "
-            "whole word is taken"
+            f"warning: spans of {file.path} that begin or end inside a word: {file.num_widened:,}; "
+            "the whole word is taken"
         )
     if file.skipped_rows:
         lines.append(
-            f"{file.skipped_rows:,} sentences of {file.path} were skipped; the first: "
+            f"sentences of {file.path} that were skipped: {file.skipped_rows:,}; the first: "
             f"{file.first_skipped}"
         )
     return lines

@@ -13,20 +13,17 @@ from bertsmith.data.tagging.windows import FRAME_TOKENS, Windows, WindowTokenize
 from bertsmith.data.windows import WindowConfig, overlap_of
 from bertsmith.errors import UserError
 from bertsmith.hf import load_token_classifier, read_labels
-from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.token_classifier import TokenClassifier
 from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import Device
 from bertsmith.recipes.model_folder import (
-    adapter_folder,
     fitting_tokenizer,
     longest_example,
-    model_folder,
 )
+from bertsmith.recipes.opening import open_model
 from bertsmith.recipes.task_file import (
     check_task,
     count_in,
-    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -128,34 +125,29 @@ def open_tagger(
         UserError: It is no tagger, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
-    folder = model_folder(where)
-    if adapter is None:
-        model, _ = load_token_classifier(folder, labels=None)
-        labels = read_labels(folder, num_labels=model.classifier.out_features)
-    else:
-        adapted, labels = load_adapted(folder, adapter_folder(adapter))
-        assert isinstance(adapted, TokenClassifier), "the adapter is for one"
-        model = adapted
-    config = model.encoder.config
-    tokenizer = fitting_tokenizer(folder, config)
-    beside = folder if adapter is None else adapter_folder(adapter)
-    task = fitting_task(beside, read_tagging_task, limit=config.max_position_embeddings)
-    asked = max_sequence_tokens
-    if asked is None and task is not None:
-        asked = task.max_sequence_tokens
-    longest = longest_example(asked, config.max_position_embeddings, is_pair=False)
+    found = open_model(where, _load, read_tagging_task, kind=TokenClassifier, adapter=adapter)
+    config, task = found.model.encoder.config, found.task
+    tokenizer = fitting_tokenizer(found.folder, config)
+    longest = longest_example(
+        found.longest(max_sequence_tokens), config.max_position_embeddings, is_pair=False
+    )
     is_as_trained = task is not None and longest == task.max_sequence_tokens
     window = WindowConfig(overlap_tokens=task.overlap_tokens if task and is_as_trained else None)
     overlap = overlap_of(window, longest=longest, num_special=FRAME_TOKENS)
     compute = choose_compute(precision, device)
     return Tagger(
-        folder=folder,
-        model=model.to(compute.device).eval(),
-        labels=labels,
+        folder=found.folder,
+        model=found.model.to(compute.device).eval(),
+        labels=found.labels,
         tokenizer=WindowTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap),
-        kind=Tagging(has_spans=has_spans(labels)),
+        kind=Tagging(has_spans=has_spans(found.labels)),
         compute=compute,
     )
+
+
+def _load(folder: Path) -> tuple[TokenClassifier, tuple[str, ...]]:
+    model, _ = load_token_classifier(folder, labels=None)
+    return model, read_labels(folder, num_labels=model.classifier.out_features)
 
 
 def has_spans(labels: Sequence[str]) -> bool:

@@ -25,19 +25,16 @@ from bertsmith.data.tables import Row, TableReader
 from bertsmith.errors import UserError
 from bertsmith.hf import load_encoder
 from bertsmith.hf.sentence import read_pooling
-from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.recipes.ahead import ahead
 from bertsmith.recipes.config import Device, PredictConfig
 from bertsmith.recipes.model_folder import (
-    adapter_folder,
     fitting_tokenizer,
     longest_example,
-    model_folder,
     sole_adapter,
 )
+from bertsmith.recipes.opening import open_model
 from bertsmith.recipes.predictions import PredictSummary, check_output, whole_file
-from bertsmith.recipes.task_file import fitting_task
 from bertsmith.recipes.texts.task import Task, logits_NC, read_task
 from bertsmith.train.config import Precision
 from bertsmith.train.precision import Compute, choose_compute
@@ -91,35 +88,30 @@ def open_embedder(
     Raises:
         UserError: It cannot be used.
     """
-    folder = model_folder(where)
-    if adapter is None:
-        pooling = read_pooling(folder)
-        if pooling is None:
-            raise UserError(
-                f"{folder}: gives no embeddings; run `bertsmith finetune --task embedding` first"
-            )
-        model = SentenceEmbedder(load_encoder(folder)[0], pooling=pooling)
-    else:
-        adapted, _ = load_adapted(folder, adapter_folder(adapter))
-        assert isinstance(adapted, SentenceEmbedder), "it is for one"
-        model = adapted
-    shape = model.encoder.config
-    beside = folder if adapter is None else adapter_folder(adapter)
-    task = fitting_task(beside, read_task, limit=shape.max_position_embeddings)
-    asked = max_sequence_tokens
-    if asked is None and task is not None:
-        asked = task.max_sequence_tokens
-    longest = longest_example(asked, shape.max_position_embeddings, is_pair=False)
+    found = open_model(where, _load, read_task, kind=SentenceEmbedder, adapter=adapter)
+    shape = found.model.encoder.config
+    longest = longest_example(
+        found.longest(max_sequence_tokens), shape.max_position_embeddings, is_pair=False
+    )
     compute = choose_compute(precision, device)
     return Embedder(
-        folder=folder,
-        model=model.to(compute.device).eval(),
+        folder=found.folder,
+        model=found.model.to(compute.device).eval(),
         tokenizer=ExampleTokenizer(
-            fitting_tokenizer(folder, shape).tokenizer, max_sequence_tokens=longest
+            fitting_tokenizer(found.folder, shape).tokenizer, max_sequence_tokens=longest
         ),
-        task=task,
+        task=found.task,
         compute=compute,
     )
+
+
+def _load(folder: Path) -> tuple[SentenceEmbedder, tuple[str, ...]]:
+    pooling = read_pooling(folder)
+    if pooling is None:
+        raise UserError(
+            f"{folder}: gives no embeddings; run `bertsmith finetune --task embedding` first"
+        )
+    return SentenceEmbedder(load_encoder(folder)[0], pooling=pooling), ()
 
 
 def predict_embeddings(config: PredictConfig) -> PredictSummary:
@@ -168,6 +160,7 @@ def predict_embeddings(config: PredictConfig) -> PredictSummary:
         num_cut=num_cut,
         skipped_rows=reader.skipped_rows,
         seconds=time.perf_counter() - started_at_seconds,
+        unread_column=None if config.table.text_column else reader.columns.second_text,
     )
 
 

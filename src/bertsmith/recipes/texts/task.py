@@ -20,21 +20,17 @@ from bertsmith.data.examples import Examples, ExampleTokenizer
 from bertsmith.data.windows import WindowConfig, overlap_unless_cut
 from bertsmith.errors import UserError
 from bertsmith.hf import load_classifier, read_labels
-from bertsmith.hf.stored_adapter import load_adapted
 from bertsmith.model.embedder import SentenceEmbedder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.objectives import ProblemType
 from bertsmith.recipes.config import Device
 from bertsmith.recipes.model_folder import (
-    adapter_folder,
     fitting_tokenizer,
     longest_example,
-    model_folder,
 )
+from bertsmith.recipes.opening import open_model
 from bertsmith.recipes.task_file import (
-    TASK_FILE,
     count_in,
-    fitting_task,
     longest_in,
     overlap_in,
     read_task_file,
@@ -196,28 +192,15 @@ def open_classifier(
         UserError: It is no classifier, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
-    folder = model_folder(where)
-    if adapter is None:
-        model, _ = load_classifier(folder, labels=None)
-        labels = read_labels(folder, num_labels=model.classifier.out_features)
-    else:
-        adapted, labels = load_adapted(folder, adapter_folder(adapter))
-        if not isinstance(adapted, SequenceClassifier):
-            raise UserError(f"--adapter {adapter}: is of no classifier of texts")
-        model = adapted
-    config = model.encoder.config
-    tokenizer = fitting_tokenizer(folder, config).tokenizer
-    beside = folder if adapter is None else adapter_folder(adapter)
-    task = fitting_task(beside, read_task, limit=config.max_position_embeddings)
+    found = open_model(where, _load, read_task, kind=SequenceClassifier, adapter=adapter)
+    config, task = found.model.encoder.config, found.task
+    tokenizer = fitting_tokenizer(found.folder, config).tokenizer
     is_pair = task is not None and task.columns.pair is not None
-    as_trained = task if max_sequence_tokens is None else None
     longest = longest_example(
-        max_sequence_tokens if as_trained is None else as_trained.max_sequence_tokens,
-        config.max_position_embeddings,
-        is_pair=is_pair,
+        found.longest(max_sequence_tokens), config.max_position_embeddings, is_pair=is_pair
     )
-    if as_trained is not None:
-        overlap = as_trained.overlap_tokens
+    if task is not None and max_sequence_tokens is None:
+        overlap = task.overlap_tokens
     else:
         overlap = overlap_unless_cut(
             WindowConfig(),
@@ -227,18 +210,23 @@ def open_classifier(
         )
     compute = choose_compute(precision, device)
     return Classifier(
-        folder=folder,
-        model=model.to(compute.device).eval(),
-        labels=labels,
+        folder=found.folder,
+        model=found.model.to(compute.device).eval(),
+        labels=found.labels,
         tokenizer=ExampleTokenizer(tokenizer, max_sequence_tokens=longest, overlap_tokens=overlap),
         task=task,
         kind=kind_of(
-            model.objective.problem_type,
+            found.model.objective.problem_type,
             label_separator=None if task is None else task.label_separator,
         ),
         decisions=Decisions()
         if task is None
-        else Decisions.from_json(task.decisions, labels, where=str(folder / TASK_FILE)),
+        else Decisions.from_json(task.decisions, found.labels, where=str(found.task_file)),
         merge="mean" if task is None else task.merge,
         compute=compute,
     )
+
+
+def _load(folder: Path) -> tuple[SequenceClassifier, tuple[str, ...]]:
+    model, _ = load_classifier(folder, labels=None)
+    return model, read_labels(folder, num_labels=model.classifier.out_features)
