@@ -46,6 +46,9 @@ class Set:
     """The learning rate: 3e-4 where there are many labels, as a small model needs it."""
 
     epochs: str = "3"
+    tuned_on: str | None = None
+    """Where each label's threshold is found before `dev` is judged; None: it is a half."""
+
     is_regression: bool = False
     published: str = ""
     """What is known of like weights."""
@@ -115,12 +118,13 @@ SETS = {
         epochs="2",
     ),
     "goemotions": Set(
-        rate="2e-4",
+        rate="3e-4",
         train="train.csv.gz",
         dev="test.csv",
+        tuned_on="dev.csv",
         metric="macro_f1",
         peer_metric=None,
-        epochs="2",
+        epochs="6",
         published="50.3 (BERT-base, 10 epochs)",
     ),
 }
@@ -130,7 +134,8 @@ def ours(task: Set, folder: Path, run: Path, seed: int, args: argparse.Namespace
     """Score and texts a second of `bertsmith finetune`."""
     command = [
         *(sys.executable, "-m", "bertsmith", "finetune", "--model", args.model),
-        *("--data", folder / task.train, "--eval", folder / task.dev, "--output", run),
+        *("--data", folder / task.train, "--eval", folder / (task.tuned_on or task.dev)),
+        *("--output", run, *(["--decide.thresholds", "tuned"] if task.tuned_on else [])),
         *("--overwrite", "true", "--epochs", task.epochs, "--examples_per_step", BATCH),
         *("--max_sequence_tokens", LONGEST, "--optim.learning_rate", task.rate),
         *("--optim.warmup_steps", WARMUP_STEPS, "--optim.schedule", "linear"),
@@ -143,8 +148,19 @@ def ours(task: Set, folder: Path, run: Path, seed: int, args: argparse.Namespace
         subprocess.run(words, check=True, stdout=log, stderr=log, env=environ)
     summary = json.loads((run / "summary.json").read_text())
     tokens_a_text = summary["real_tokens"] / (summary["train_examples"] * summary["epochs"])
+    metrics = summary["metrics"]
+    if task.tuned_on:
+        judge = [*command[:3], "evaluate", "--model", run, "--data", folder / task.dev, "--json"]
+        done = subprocess.run(
+            [str(word) for word in judge],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        metrics = json.loads(done.stdout)["metrics"]
     return {
-        "score": summary["metrics"][task.metric],
+        "score": metrics[task.metric],
         "texts_per_second": summary["real_tokens_per_second"] / tokens_a_text,
     }
 

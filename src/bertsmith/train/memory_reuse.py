@@ -49,6 +49,18 @@ def bound_compiled_products() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(kept))
 
 
+def use_huge_pages() -> None:
+    """Have torch ask for pages of 2 MiB, unless the user decided; before a process's first tensor.
+
+    A step walks through all weights, moments and gradients, and finds their addresses faster: it
+    takes 3 to 6 % less time (docs/experiments.md). Linux alone has such pages, and gives them where
+    it can. Not where the process has a limit of its own: a tensor then begins at a whole page, and
+    what lies before it is lost.
+    """
+    if not has_own_limit():
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def trim() -> None:
     """Give freed memory back to the system after all: what failed to fit may have torn it up.
 

@@ -13,7 +13,7 @@ import torch
 from bertsmith.errors import UserError
 from bertsmith.memory.here import cpu_computes_bf16
 from bertsmith.train.config import Precision
-from bertsmith.train.memory_reuse import bound_compiled_products
+from bertsmith.train.memory_reuse import bound_compiled_products, use_huge_pages
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -69,6 +69,7 @@ def choose_compute(precision: Precision, device: DeviceName, *, local_rank: int 
         )
     if chosen.type == "cpu":
         bound_compiled_products()
+        use_huge_pages()
         _use_onednn_for_fp32()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return Compute(device=chosen, dtype=dtype)

@@ -202,12 +202,12 @@ def open_answerer(
         UserError: It finds no answers, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
+    compute = choose_compute(precision, device)
     found = open_model(where, _load, read_answer_task, kind=SpanModel, adapter=adapter)
     shape, task = found.model.encoder.config, found.task
     longest = longest_window(found.longest(max_sequence_tokens), shape, where=found.folder)
     is_as_trained = task is not None and longest == task.max_sequence_tokens
     window = WindowConfig(overlap_tokens=task.overlap_tokens if task and is_as_trained else None)
-    compute = choose_compute(precision, device)
     return Answerer(
         folder=found.folder,
         model=found.model.to(compute.device).eval(),

@@ -125,6 +125,7 @@ def open_tagger(
         UserError: It is no tagger, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
+    compute = choose_compute(precision, device)
     found = open_model(where, _load, read_tagging_task, kind=TokenClassifier, adapter=adapter)
     config, task = found.model.encoder.config, found.task
     tokenizer = fitting_tokenizer(found.folder, config)
@@ -134,7 +135,6 @@ def open_tagger(
     is_as_trained = task is not None and longest == task.max_sequence_tokens
     window = WindowConfig(overlap_tokens=task.overlap_tokens if task and is_as_trained else None)
     overlap = overlap_of(window, longest=longest, num_special=FRAME_TOKENS)
-    compute = choose_compute(precision, device)
     return Tagger(
         folder=found.folder,
         model=found.model.to(compute.device).eval(),

@@ -88,12 +88,12 @@ def open_embedder(
     Raises:
         UserError: It cannot be used.
     """
+    compute = choose_compute(precision, device)
     found = open_model(where, _load, read_task, kind=SentenceEmbedder, adapter=adapter)
     shape = found.model.encoder.config
     longest = longest_example(
         found.longest(max_sequence_tokens), shape.max_position_embeddings, is_pair=False
     )
-    compute = choose_compute(precision, device)
     return Embedder(
         folder=found.folder,
         model=found.model.to(compute.device).eval(),

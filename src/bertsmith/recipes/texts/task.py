@@ -192,6 +192,7 @@ def open_classifier(
         UserError: It is no classifier, or its tokenizer is missing or does not fit; or the adapter
             cannot be read, or is for another base.
     """
+    compute = choose_compute(precision, device)
     found = open_model(where, _load, read_task, kind=SequenceClassifier, adapter=adapter)
     config, task = found.model.encoder.config, found.task
     tokenizer = fitting_tokenizer(found.folder, config).tokenizer
@@ -208,7 +209,6 @@ def open_classifier(
             longest=longest,
             num_special=tokenizer.num_special_tokens_to_add(is_pair),
         )
-    compute = choose_compute(precision, device)
     return Classifier(
         folder=found.folder,
         model=found.model.to(compute.device).eval(),
