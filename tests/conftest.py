@@ -2,8 +2,15 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
+
+# Time belongs in a benchmark: on a busy machine an example takes as long as it takes.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def history(queues: UnitQueues, shares: list[Fraction]) -> NDArray[np.bool_]:
     return np.array([units_in_epoch(queues, laps_E[: e + 2]) for e in range(len(shares))])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=30), min_size=1, max_size=4),
     shares=st.one_of(
@@ -73,7 +73,7 @@ def test_balance_coverage_and_share(
             assert chosen_EU[first:last].any(0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(share=SHARES, num_tokens=st.integers(1, 40), seed=st.integers(0, 2**40))
 def test_of_single_tokens_each_epoch_takes_the_share_rounded_up_or_down(
     share: Fraction, num_tokens: int, seed: int
@@ -120,7 +120,7 @@ def test_boosts_are_frequency_to_the_power_over_their_mean_rounded_and_bounded()
     assert BOOSTS_L[levels].tolist() == pytest.approx([2**-0.5, 2**0.5, 2**1.5, 4, 4])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     tokens=st.lists(
         st.lists(st.integers(0, 50), min_size=7, max_size=7).filter(any), min_size=1, max_size=5

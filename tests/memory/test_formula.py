@@ -210,14 +210,14 @@ shapes = st.builds(
 
 
 @given(shapes, st.integers(0, 5000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_more_tokens_never_need_less(shape: RunShape, more: int) -> None:
     larger = shape.with_tokens(shape.tokens_per_pack + more)
     assert plan_memory(larger).peak_bytes >= plan_memory(shape).peak_bytes
 
 
 @given(shapes)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_parts_are_the_peak_and_the_peak_is_that_of_its_phase(shape: RunShape) -> None:
     plan = plan_memory(shape)
     assert sum_of_parts(plan) == plan.peak_bytes == max(plan.phase_peaks_bytes.values())
@@ -225,7 +225,7 @@ def test_the_parts_are_the_peak_and_the_peak_is_that_of_its_phase(shape: RunShap
 
 
 @given(shapes)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_checkpointing_never_needs_more_than_an_input(shape: RunShape) -> None:
     """In packs so small that the last block's height is all that counts, its input is on top."""
     shape = replace(shape, encoder=replace(shape.encoder, num_hidden_layers=6))
@@ -242,7 +242,7 @@ def test_checkpointing_never_needs_more_than_an_input(shape: RunShape) -> None:
 
 
 @given(shapes, st.integers(2, 64))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_fsdp_divides_the_states(shape: RunShape, ranks: int) -> None:
     count = parameters_of(replace(shape, trained_rows=None)).trained
     shape = replace(shape, trained_rows=None, sharing="fsdp", ranks=ranks)

@@ -149,7 +149,7 @@ def test_a_step_takes_what_is_planned(mode: BlockMode, targets: tuple[str, ...])
 PLACES: list[tuple[DeviceKind, Body]] = [("cpu", "kernels"), ("cpu", "plain"), ("cuda", "plain")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     place=st.sampled_from(PLACES),
     number_format=st.sampled_from(["fp32", "bf16", "fp16"]),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
@@ -20,7 +20,6 @@ SCORES = st.lists(st.integers(-3, 3), min_size=2, max_size=40)
 
 
 @given(scores=SCORES, seed=st.integers(0, 100))
-@settings(deadline=None)
 def test_ranking_scores_are_those_of_sklearn_with_ties(scores: list[int], seed: int) -> None:
     is_so = np.random.default_rng(seed).integers(0, 2, len(scores))
     is_so[:2] = (0, 1)
@@ -42,7 +41,6 @@ def test_ranking_scores_of_one_class_alone_are_not_defined() -> None:
 
 
 @given(values=st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=3, max_size=50))
-@settings(deadline=None)
 def test_correlations_are_those_of_scipy_with_ties(values: list[tuple[int, int]]) -> None:
     values += [(-5, 0), (5, 1)]  # neither side is all the same
     predicted, true = (np.array(side, dtype=np.float64) for side in zip(*values, strict=True))

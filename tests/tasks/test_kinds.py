@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
@@ -107,7 +107,6 @@ def test_numbers_have_no_classes_to_weigh_and_nothing_to_decide() -> None:
 
 
 @given(values=st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=25))
-@settings(deadline=None)
 def test_a_tuned_threshold_is_the_best_there_is(values: list[tuple[int, bool]]) -> None:
     chances_N = torch.tensor([v / 8 for v, _ in values])
     there_N = torch.tensor([t for _, t in values])
