@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.metrics import ScoreTable
 from bertsmith.recipes.config import EvaluateConfig
 from bertsmith.recipes.evaluation import Evaluation
@@ -55,7 +56,8 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
     """Overall scores, and what else the task's metrics have to show."""
     metrics = evaluation.metrics
     console.print(
-        f"{evaluation.data}: {metrics.num_examples:,} examples, computed in {evaluation.precision}",
+        f"{evaluation.data}: {number_of(metrics.num_examples, 'example')}, "
+        f"computed in {evaluation.precision}",
         markup=False,
     )
     bounds = evaluation.intervals
@@ -69,9 +71,9 @@ def print_tables(evaluation: Evaluation, console: Console) -> None:
         console.print()
         console.print(_grid(table))
     if evaluation.num_cut:
-        console.print(f"{evaluation.num_cut:,} examples were too long and lost their end")
+        console.print(f"examples cut at the end, as too long: {evaluation.num_cut:,}")
     if evaluation.skipped_rows:
-        console.print(f"{evaluation.skipped_rows:,} rows could not be used and were skipped")
+        console.print(f"rows skipped, as they could not be used: {evaluation.skipped_rows:,}")
 
 
 def _grid(table: ScoreTable) -> Grid:

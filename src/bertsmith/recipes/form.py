@@ -24,7 +24,7 @@ DataT = TypeVar("DataT", bound=FinetuneData)
 class Form(ABC, Generic[ModelT, DataT]):
     """What fine-tuning, evaluation and prediction do by the form of the data."""
 
-    rows: ClassVar[str] = "texts"
+    row: ClassVar[str] = "text"
     """What `predict` reads, in a word."""
 
     done: ClassVar[str] = "labelled"

@@ -2,6 +2,7 @@
 
 import sys
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.recipes.config import PredictConfig
 from bertsmith.recipes.forms import form_of_model
 from bertsmith.recipes.predictions import PredictSummary
@@ -12,12 +13,12 @@ def main(config: PredictConfig) -> int:
     form = form_of_model(config.model, adapter=next(iter(config.adapter), None))
     summary = form.predict(config)
     rate = summary.num_rows / max(summary.seconds, 1e-9)
-    done = f"{summary.num_rows:,} {form.rows} {form.done} in {summary.seconds:.1f} s"
+    done = f"{number_of(summary.num_rows, form.row)} {form.done} in {summary.seconds:.1f} s"
     notes = [f"{done} ({rate:,.0f} a second)"]
     if summary.num_cut:
-        notes.append(f"{summary.num_cut:,} were too long and lost their end")
+        notes.append(f"cut at the end, as too long: {summary.num_cut:,}")
     if summary.skipped_rows:
-        notes.append(f"{summary.skipped_rows:,} rows could not be used and were skipped")
+        notes.append(f"rows skipped, as they could not be used: {summary.skipped_rows:,}")
     if summary.unread_column is not None:
         notes.append(
             f"column {summary.unread_column!r} was not read: a row has one vector, of one text; "

@@ -279,7 +279,7 @@ def _tell(counts: dict[str, Any], plan: Plan, vocab_size: int, say: Say) -> None
         + ("" if counts["valid_documents"] else " (too little text to hold any out)")
     )
     if counts["undecodable_documents"]:
-        say(f"{counts['undecodable_documents']:,} documents were not UTF-8 and were skipped")
+        say(f"documents skipped, as they were not UTF-8: {counts['undecodable_documents']:,}")
     if plan.tokenizer.fingerprint is None and vocab_size < plan.tokenizer.vocab_size:
         say(f"the text gave {vocab_size:,} tokens, not the {plan.tokenizer.vocab_size:,} asked for")
 

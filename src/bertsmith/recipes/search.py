@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.errors import EXIT_INTERRUPTED, UserError
 from bertsmith.metrics import LOWER_IS_BETTER
 from bertsmith.recipes.config import FinetuneConfig, SearchConfig
@@ -247,4 +248,4 @@ def print_table(summary: SearchSummary, console: Console) -> None:
         grid.add_row(str(one.number), f"{metrics[monitor]:.4f}", *values)
     console.print(grid)
     if failed := len(summary.trials) - len(done):
-        console.print(f"{failed:,} trials failed: their numbers went wrong")
+        console.print(f"{number_of(failed, 'trial')} failed: numbers went wrong")

@@ -5,6 +5,7 @@ from itertools import groupby
 
 from torch import nn
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.errors import UserError
 from bertsmith.model.parts import EMBEDDINGS, HEAD, part_of, parts_of, read_parts, spread
 from bertsmith.train.config import OptimConfig
@@ -82,7 +83,7 @@ def _table(
     for _, run in alike:
         some = list(run)
         plan, count = plans[some[0]], sum(trained[part] for part in some)
-        when = "from the start" if plan.begins == 0 else f"after {plan.begins:,} updates"
+        when = "from the start" if plan.begins == 0 else f"after {number_of(plan.begins, 'update')}"
         rate = f"{config.learning_rate * plan.share:.3g}" if count else "-"
         yield f"{_said(some):<14}{rate:>11}{count:>14,}  {when if count else 'no, frozen'}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.checkup.tagged import (
     TAGS,
     TOKENS,
@@ -322,6 +323,7 @@ def _span(one: object, text: str) -> tuple[int, int, str]:
         raise _FaultError("the label of a span holds half a surrogate pair")
     if not 0 <= start < end <= len(text):
         raise _FaultError(
-            f"the span {start} to {end} lies outside the text of {len(text)} characters"
+            f"the span {start} to {end} lies outside the text of "
+            f"{number_of(len(text), 'character')}"
         )
     return start, end, kind

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from bertsmith.data.checkup.grammar import number_of
 from bertsmith.data.config import TableConfig
 from bertsmith.data.examples import Examples, TrainingSteps
 from bertsmith.data.questions.files import QuestionReader, form_of, read_questions
@@ -281,7 +282,7 @@ def describe_skipped(reader: QuestionReader) -> list[str]:
     if not reader.num_skipped:
         return []
     return [
-        f"{reader.num_skipped:,} questions of {reader.path} were skipped; the first: "
+        f"questions of {reader.path} that were skipped: {reader.num_skipped:,}; the first: "
         f"{reader.first_skipped}"
     ]
 
@@ -291,7 +292,7 @@ def describe_questions(part: QuestionPart) -> str:
     contexts = len({one.context for one in part.table})
     without = sum(not one.answers for one in part.table)
     more = f", {without:,} without an answer" if without else ""
-    return f"{len(part.table):,} questions on {contexts:,} contexts{more}"
+    return f"{number_of(len(part.table), 'question')} on {number_of(contexts, 'context')}{more}"
 
 
 def _warnings(

@@ -31,7 +31,7 @@ from bertsmith.recipes.training import Rig
 class Questions(Form[SpanModel, QuestionData]):
     """An answer a question, which stands in a text."""
 
-    rows: ClassVar[str] = "questions"
+    row: ClassVar[str] = "question"
     done: ClassVar[str] = "answered"
     adapter_task: ClassVar[str] = ANSWER_TASK
 

@@ -86,8 +86,8 @@ class TaskTables:
         for table in (self.train,) if self.is_held_out else (self.train, self.dev):
             if table.skipped_rows:
                 lines.append(
-                    f"{table.skipped_rows:,} rows of {table.path} were skipped; "
-                    f"the first: {table.first_skipped}"
+                    f"rows of {table.path} that were skipped: {table.skipped_rows:,}; the first: "
+                    f"{table.first_skipped}"
                 )
         if self.kind.name == "classification":
             lines += _warn_of_combined(self.labels)
