@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,8 @@ def run_pretrain(
     steps = {"bertsmith": comparison.steps, "Trainer": comparison.steps, "GEMM limit": 60}
     interleave([ours, peer, limit], steps=steps, rounds=5, warmup=WARMUP)
     return compared(
-        f"pretrain BERT {shape.layers}x{shape.hidden}x{shape.heads} vs {comparison.name}",
+        f"pretrain BERT {shape.layers}x{shape.hidden}x{shape.heads}, batch {shape.batch}, "
+        f"vs {comparison.name}",
         ours,
         peer,
         limit,
@@ -275,6 +276,8 @@ def command_of(args: argparse.Namespace, suite: str) -> str:
     words = ["python", "benchmarks/run_all.py", "--suite", suite]
     if args.only:
         words += ["--only", args.only]
+    if args.batch:
+        words += ["--batch", str(args.batch)]
     if args.text:
         words += ["--text", *(path.name for path in args.text)]
     if args.short_rows:
@@ -315,6 +318,9 @@ def main() -> None:
     suites = ["pretrain-small", "pretrain-base", "finetune-short", "finetune-paragraphs"]
     parser.add_argument("--suite", nargs="+", choices=suites, default=suites)
     parser.add_argument("--only", default="", help="run comparisons whose name holds this")
+    parser.add_argument(
+        "--batch", type=int, help="sequences in the peer's pretraining batch; default: the shape's"
+    )
     parser.add_argument("--text", nargs="+", type=Path, help="files of blank-line paragraphs")
     parser.add_argument("--short-rows", type=Path, help="TSV of one-line texts with a 0/1 label")
     parser.add_argument("--model", type=Path, help="MiniLM folder; default: the dev package's")
@@ -341,7 +347,10 @@ def run_suite(
     """All comparisons of a suite, each as it is done."""
     documents = folder / "documents.npz"
     if suite.startswith("pretrain"):
-        for comparison in pretrain_suite(SMALL if suite == "pretrain-small" else BASE):
+        shape = SMALL if suite == "pretrain-small" else BASE
+        if args.batch:
+            shape = replace(shape, batch=args.batch)
+        for comparison in pretrain_suite(shape):
             if args.only in comparison.name:
                 print(f"{suite}: {comparison.name}", file=sys.stderr)
                 yield run_pretrain(comparison, texts, documents, model)
