@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -153,6 +154,7 @@ def main() -> None:
         for value, modes in picked.items()
     ]
     facts = {
+        "command": shlex.join(["python", "benchmarks/checkpointing.py", *sys.argv[1:]]),
         "model": args.model,
         "layers": shape.num_hidden_layers,
         "pack": f"{args.sequences} sequences of {args.tokens} tokens, {MASKED_SHARE:.0%} predicted",
@@ -175,14 +177,13 @@ def write(rows: list[Row], facts: dict[str, object], *, name: str) -> None:
     lines = [
         f"# Activation checkpointing: {facts['model']}, {facts['layers']} blocks, fp32",
         "",
-        f"{facts['pack']}; dropout 0.1; {facts['body']}; {facts['threads']} thread(s), "
-        f"{facts['cpu_capability']}, torch {facts['torch']}. Whole optimizer steps, "
-        f"{facts['turns']} turns of {facts['steps_a_turn']} step(s) in each mode, of which the "
-        f"first is left out if there are more, by the {facts['clock']} clock; more "
-        "time is the median over the turns of the ratio to `none`. Bytes are storages that "
-        "autograd holds at the end of the forward "
-        "pass, parameters left out: of the encoder with its embeddings, and of the whole model "
-        "(with the head's logits).",
+        f"`{facts['command']}`: {facts['pack']}; dropout 0.1; {facts['body']}; "
+        f"{facts['threads']} thread(s), {facts['cpu_capability']}, torch {facts['torch']}. "
+        f"Whole optimizer steps, {facts['turns']} turns of {facts['steps_a_turn']} step(s) in each "
+        f"mode, of which the first is left out if there are more, by the {facts['clock']} clock; "
+        "more time is the median over the turns of the ratio to `none`. Bytes are storages that "
+        "autograd holds at the end of the forward pass, parameters left out: of the encoder with "
+        "its embeddings, and of the whole model (with the head's logits).",
         "",
         "| checkpointing | blocks | encoder holds | share | cut | model holds | step | more time |",
         "|---|---|---|---|---|---|---|---|",
